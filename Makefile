@@ -1,0 +1,58 @@
+# One command file; CI runs the same targets.
+PYTHON ?= python3
+SEEDS ?= 50
+WORKERS ?= 2
+BIN := .venv/bin
+STAMP := .venv/.installed
+PYTEST := $(BIN)/python -m pytest
+CODE := src tests $(wildcard examples benchmarks docs)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test coverage check format bench sim eval clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make .venv with the pinned dependencies and this project (PYTHON=python3.13)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install ## Run the freight demo (POSTGRES=1: on an embedded Postgres)
+	$(BIN)/postroad demo $(if $(filter-out 0,$(POSTGRES)),--postgres)
+
+test: install ## Run every test, then the contracts on the standard library's SQLite (ARGS='-k outbox')
+	POSTROAD_TEST_SQLITE=bundled $(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+	@if [ -d tests/contracts ] && [ -z "$(ARGS)" ]; then set -x; \
+		POSTROAD_TEST_SQLITE=stdlib $(PYTEST) tests/contracts -k sqlite; fi
+
+coverage: install ## Measure branch coverage (coverage loads the standard library's SQLite, so the tests use it too)
+	POSTROAD_TEST_SQLITE=stdlib $(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage report
+
+check: install ## Lint, format check, types, floors, style ratchet
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy src $(wildcard tests/typing)
+	$(BIN)/lint-imports
+	$(PYTEST) tests/style
+
+format: install ## Format the code and repair what the linter can
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench: install ## Run the benchmarks (JSON=1: print JSON)
+	$(BIN)/python -m benchmarks $(if $(filter-out 0,$(JSON)),--json)
+
+sim: install ## Run the seeded simulation (SEEDS=500)
+	$(BIN)/python -m postroad.testing.simulation --seeds $(SEEDS)
+
+eval: install ## Run the freight scenarios
+	$(BIN)/postroad eval examples/freight/scenarios/*.yaml
+
+clean: ## Remove what was built, the environment too
+	rm -rf .venv build dist .coverage .coverage.* htmlcov
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

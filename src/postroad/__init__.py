@@ -1,0 +1,94 @@
+"""Postroad: a durable runtime for agents, and for any program whose decisions act on the world.
+
+Names are loaded when they are first used, so that `import postroad` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from postroad.engine.app import Dispatches, Postroad
+    from postroad.engine.declarations import OUTCOME, TIMER_FIRED, Transport
+    from postroad.engine.handlers import Handlers
+    from postroad.engine.running import Drained, Loops
+    from postroad.engine.tools import Tool
+    from postroad.engine.transaction import Opening, Transaction
+    from postroad.engine.turn import Turn
+    from postroad.model.dispatches import Accepted, Alert, Dispatch, DispatchRow, Receipt, Withdrawn
+    from postroad.model.errors import (
+        AckNotRequested,
+        AckRefused,
+        BadAckToken,
+        CommitUnknown,
+        ConcurrencyConflict,
+        DatabaseBusy,
+        DispatchNotFound,
+        GiveUp,
+        InvalidInput,
+        KeyConflict,
+        NestedTransaction,
+        NotInTransaction,
+        OutcomeUnknown,
+        PostroadError,
+        Refused,
+        RetryLater,
+        SchemaMismatch,
+        SourceRefused,
+        Span,
+        StaleClaim,
+        StreamDeleted,
+        TimerConflict,
+        TransactionAborted,
+        UnknownKind,
+    )
+    from postroad.model.events import Entry, Event, Outcome
+    from postroad.model.folds import Fold
+    from postroad.model.kinds import Kind
+    from postroad.model.retry import Retry
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "engine.app": ("Dispatches", "Postroad"),
+    "engine.declarations": ("OUTCOME", "TIMER_FIRED", "Transport"),
+    "engine.handlers": ("Handlers",),
+    "engine.running": ("Drained", "Loops"),
+    "engine.transaction": ("Opening", "Transaction"),
+    "engine.tools": ("Tool",),
+    "engine.turn": ("Turn",),
+    "model.dispatches": ("Accepted", "Alert", "Dispatch", "DispatchRow", "Receipt", "Withdrawn"),
+    "model.errors": (
+        "AckNotRequested", "AckRefused", "BadAckToken", "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy",
+        "DispatchNotFound", "GiveUp", "InvalidInput", "KeyConflict", "NestedTransaction", "NotInTransaction",
+        "OutcomeUnknown", "PostroadError", "Refused", "RetryLater", "SchemaMismatch", "SourceRefused", "Span",
+        "StaleClaim", "StreamDeleted", "TimerConflict", "TransactionAborted", "UnknownKind",
+    ),
+    "model.events": ("Entry", "Event", "Outcome"),
+    "model.folds": ("Fold",),
+    "model.kinds": ("Kind",),
+    "model.retry": ("Retry",),
+}  # fmt: skip
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "OUTCOME", "TIMER_FIRED", "Accepted", "AckNotRequested", "AckRefused", "Alert", "BadAckToken", "CommitUnknown",
+    "ConcurrencyConflict", "DatabaseBusy", "Dispatch", "DispatchNotFound", "DispatchRow", "Dispatches", "Drained",
+    "Entry", "Event", "Fold", "GiveUp", "Handlers", "InvalidInput", "KeyConflict", "Kind", "Loops",
+    "NestedTransaction", "NotInTransaction", "Opening", "Outcome", "OutcomeUnknown", "Postroad", "PostroadError",
+    "Receipt", "Refused", "Retry", "RetryLater", "SchemaMismatch", "SourceRefused", "Span", "StaleClaim",
+    "StreamDeleted", "TimerConflict", "Tool", "Transaction", "TransactionAborted", "Transport", "Turn",
+    "UnknownKind", "Withdrawn",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'postroad' has no attribute {name!r}")
+    value = getattr(import_module(f"postroad.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""What agents need on top of the engine."""

@@ -1,0 +1,1 @@
+"""The freight agent, its misbehaving services, and the demo that runs them as real processes."""

@@ -1,0 +1,1 @@
+"""What moves: the transaction of the user, the loops, and the app that composes them."""

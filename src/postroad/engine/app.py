@@ -1,0 +1,259 @@
+"""The app: handlers with a database. It connects on first use, so that importing one costs and needs nothing."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Engine
+
+from postroad.engine.calls import Calls, RealCalls
+from postroad.engine.config import database_url
+from postroad.engine.declarations import Elsewhere, Sender
+from postroad.engine.folding import Folding
+from postroad.engine.handlers import Handlers
+from postroad.engine.leases import Keeper
+from postroad.engine.loop import POLL, Parts
+from postroad.engine.records import Records
+from postroad.engine.running import GRACE, PARTS, Drained, Loops, Part, Runtime, build, drain
+from postroad.engine.telemetry import Telemetry
+from postroad.engine.transaction import Opening
+from postroad.engine.wakeups import Wakeups
+from postroad.model.dispatches import Accepted, DispatchRow
+from postroad.model.entropy import Entropy, SystemEntropy
+from postroad.model.errors import InvalidInput, Refused, Span
+from postroad.model.events import Entry
+from postroad.model.ids import check_stream
+from postroad.store import dialects, dispatch_views, inbox, log, migrations, moments
+from postroad.store.database import Database
+
+Lifespan = Callable[["Postroad"], AbstractAsyncContextManager[Any]]
+READ_MAX = 10_000
+
+
+class Dispatches:
+    """What an operator may look at."""
+
+    def __init__(self, post: "Postroad") -> None:
+        self._post = post
+
+    def get(self, id: str) -> DispatchRow | None:
+        """One dispatch by its id or key, with its history; None if there is no such."""
+        return self._post.database.read(dispatch_views.get, id)
+
+    def list(
+        self, *, status: str | None = None, kind: str | None = None, to: str | None = None, limit: int = 50
+    ) -> Sequence[DispatchRow]:
+        """Dispatches, the newest first, without bodies."""
+        return self._post.database.read(dispatch_views.list_, status=status, kind=kind, to=to, limit=limit)
+
+
+class Postroad(Handlers):
+    """Handlers with a database. Connects on first use, so importing an app costs nothing and needs nothing.
+
+    Args:
+        database: A URL (`sqlite:///app.db`, `postgresql://…`) or the application's own Engine; None: from the
+            settings (`POSTROAD_DATABASE_URL`, `DATABASE_URL`, `postroad.toml`).
+        schema: The Postgres schema of our tables.
+        lifespan: `lifespan(post)` is entered before loops run and left after; what it yields is `post.state`.
+        migrate: Whether to bring the schema up to date on first use; None: on SQLite only.
+    """
+
+    def __init__(
+        self,
+        database: str | Engine | None = None,
+        *,
+        schema: str | None = None,
+        secret_key: str | None = None,
+        lifespan: Lifespan | None = None,
+        migrate: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if hasattr(database, "sync_engine"):
+            dialects.check_engine(database)
+        if schema is not None and ('"' in schema or not schema.strip()):
+            raise InvalidInput("schema must be the name of a Postgres schema, without quotes.", field="schema")
+        self.state: Any = None
+        self.dispatches = Dispatches(self)
+        self.entropy: Entropy = SystemEntropy()
+        self._source = database
+        self._schema = schema
+        self._migrate = migrate
+        self._user_lifespan = lifespan
+        self._telemetry = Telemetry()
+        self._wakeups = Wakeups()
+        self._calls: Calls | None = None
+        self._opened: Database | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def database(self) -> Database:
+        """The open database, its schema checked (and, on SQLite, brought up to date)."""
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def declared(self, kind: str) -> Sender | Elsewhere:
+        """How this app carries out a kind; UnknownKind if nobody declared it."""
+        return self._registry.declared(kind)
+
+    def begin(self) -> Opening:
+        """A transaction of its own: `with post.begin() as tx` or `async with`."""
+        return Opening(self, lambda: self.database, self._announce)
+
+    def join(self, connection: object) -> Opening:
+        """The user's transaction: never committed, retried or closed by us.
+
+        Takes an SQLAlchemy Connection or Session with `with`, an AsyncConnection or AsyncSession with
+        `async with`. What is refused takes our rows back (a savepoint) and leaves the transaction usable.
+
+        Raises:
+            NotInTransaction: On entering, for an engine or a connection in autocommit mode.
+        """
+        if connection is None:
+            raise InvalidInput("join needs a connection.", field="connection")
+        return Opening(self, lambda: self.database, self._announce, connection)
+
+    def running(self, *, pump_interval: Span | None = None) -> Loops:
+        """Worker, dispatcher and pump, for as long as the block lasts."""
+        return Loops(lambda: self.runtime(pump_interval=pump_interval), self.resources)
+
+    def lifespan(self, app: Any) -> AbstractAsyncContextManager[None]:
+        """`running` as an ASGI lifespan: `FastAPI(lifespan=post.lifespan)`."""
+        return self._lifespan()
+
+    def drain(self) -> Drained:
+        """Work until nothing is due, then stop."""
+        return asyncio.run(self.adrain())
+
+    async def adrain(self) -> Drained:
+        """Work until nothing is due, then stop."""
+        parts = self.parts()
+        async with self.resources():
+            parts.keeper.start()
+            try:
+                await drain(build(parts))
+            finally:
+                parts.keeper.close()
+        return Drained(parts.counts, await self.database.aread(moments.waiting))
+
+    def read(self, stream: str, *, after: int = 0, limit: int = 200) -> Sequence[Entry]:
+        """A stream's entries with a seq above `after`, oldest first."""
+        return self.database.read(log.read, check_stream(stream), after=_seq(after), limit=_limit(limit))
+
+    async def aread(self, stream: str, *, after: int = 0, limit: int = 200) -> Sequence[Entry]:
+        """A stream's entries with a seq above `after`, oldest first."""
+        return await self.database.aread(log.read, check_stream(stream), after=_seq(after), limit=_limit(limit))
+
+    def position(self, accepted: Accepted) -> int | None:
+        """How many events of its stream stand before this one; None once it has landed."""
+        if accepted.stream is None or accepted.position is None:
+            return None
+        return self.database.read(inbox.before, accepted.stream, accepted.position)
+
+    def observe(self, fn: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """The one telemetry seam: `fn(name, values)` for all that happens in this process."""
+        self._telemetry.observe(fn)
+
+    def close(self) -> None:
+        """End our threads and connections. The app may be used again; it opens its database anew."""
+        with self._opening:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def reconfigure(self, *, database: str | Engine | None = None, schema: str | None = None) -> None:
+        """Another database than the one in the code, as the command line asks for."""
+        self.close()
+        self._source = database if database is not None else self._source
+        self._schema = schema if schema is not None else self._schema
+
+    def check_schema(self) -> None:
+        """Open the database and hold its schema against this code.
+
+        Raises:
+            SchemaMismatch: The schema is missing, older or too new; it says what to do.
+        """
+        self.database  # noqa: B018  # opening it checks
+
+    def parts(self, *, poll: int = POLL) -> Parts:
+        """What loops of this app share."""
+        database = self.database
+        return Parts(
+            post=self,
+            registry=self._registry,
+            database=database,
+            entropy=self.entropy,
+            telemetry=self._telemetry,
+            wakeups=self._wakeups,
+            calls=self._calls or RealCalls(),
+            keeper=Keeper(database, self._telemetry),
+            folding=Folding(database),
+            poll=poll,
+            counts=Counter(),
+        )
+
+    def runtime(
+        self,
+        *,
+        only: Sequence[Part] = PARTS,
+        grace: int = GRACE,
+        poll: int = POLL,
+        pump_interval: Span | None = None,
+    ) -> Runtime:
+        """The loops of one process. Lengths of time in microseconds."""
+        return Runtime(self.parts(poll=poll), only, grace=grace, pump_interval=pump_interval)
+
+    @asynccontextmanager
+    async def resources(self) -> AsyncIterator[None]:
+        """The user's own lifespan around loops: what it yields is `state`."""
+        if self._user_lifespan is None:
+            yield
+            return
+        async with self._user_lifespan(self) as state:
+            self.state = state
+            yield
+
+    @asynccontextmanager
+    async def _lifespan(self) -> AsyncIterator[None]:
+        async with self.running():
+            yield
+        self.close()
+
+    def _open(self) -> Database:
+        source = self._source if self._source is not None else database_url(None)[0]
+        database = Database(source, schema=self._schema)
+        try:
+            self._prepare(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _prepare(self, database: Database) -> None:
+        if database.is_sqlite:
+            if self._schema is not None:
+                raise Refused("SQLite has no schemas; leave `schema` out.", field="schema")
+            dialects.warn_of_sqlite_fault()
+        if self._migrate if self._migrate is not None else database.is_sqlite:
+            migrations.migrate(database)
+        else:
+            database.read(migrations.check)
+
+    def _announce(self, records: Records) -> None:
+        self._wakeups.announce(records.topics)
+
+
+def _limit(limit: int) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= READ_MAX:
+        raise InvalidInput(f"limit must be 1 to {READ_MAX}, got {limit!r}.", field="limit")
+    return limit
+
+
+def _seq(after: int) -> int:
+    if isinstance(after, bool) or not isinstance(after, int) or after < 0:
+        raise InvalidInput(f"after must be 0 or more, got {after!r}.", field="after")
+    return after

@@ -1,0 +1,184 @@
+"""What can be declared, as values, and the checks of what was given."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
+
+from postroad.model.clock import SECOND, span
+from postroad.model.dispatches import Alert, Dispatch, Receipt
+from postroad.model.errors import InvalidInput, Refused, Span, UnknownKind
+from postroad.model.events import OUTCOME_NAME, TIMER_FIRED_NAME, Event, Outcome
+from postroad.model.ids import check_name
+from postroad.model.kinds import Kind
+from postroad.model.rows import SendPolicy
+
+if TYPE_CHECKING:
+    from postroad.engine.turn import Turn
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+OnFailure = Literal["event", "alert"]
+OnUnknown = Literal["resend", "park"]
+
+OUTCOME: Kind[Outcome] = Kind(OUTCOME_NAME, Outcome)
+TIMER_FIRED: Kind[Any] = Kind(TIMER_FIRED_NAME, Any)
+
+KILL_GRACE = 1 * SECOND
+LEASE_MARGIN = SECOND // 2
+LEASE_ABOVE_TIMEOUT = 5 * SECOND
+TURN_LEASE = 30 * SECOND
+
+
+class Transport(Protocol):
+    """Carries a dispatch somewhere. Returns a Receipt, a str or None: all success; anything else is an error."""
+
+    async def send(self, dispatch: Dispatch[Any], /) -> Receipt | str | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """How this app carries out a kind. Lengths of time in microseconds."""
+
+    kind: Kind[Any]
+    fn: Callable[[Dispatch[Any]], Any]
+    timeout: int
+    concurrency: int
+    on_unknown: OnUnknown
+    policy: SendPolicy
+
+    @property
+    def on_failure(self) -> OnFailure:
+        return self.policy.on_failure
+
+    @property
+    def attempts_max(self) -> int | None:
+        return self.policy.retry.attempts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """A kind that this app sends and another one carries out."""
+
+    kind: Kind[Any]
+    on_failure: OnFailure = "event"
+    attempts_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decider:
+    """How this app decides for streams of a type. Lengths of time in microseconds."""
+
+    stream_type: str
+    fn: Callable[["Turn"], Any] | None
+    debounce: int = 0
+    debounce_max: int = 0
+    concurrency: int = 10
+    attempts: int = 5
+    timeout: int = 300 * SECOND
+    lease: int = TURN_LEASE
+    on_duplicate: Callable[["Turn", str], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A reason why an event of a kind needs no decision."""
+
+    kind: Kind[Any] | str
+    fn: Callable[[Event], str | None]
+
+    def reason(self, event: Event) -> str | None:
+        """Why this event needs no decision, or None."""
+        names = self.kind.names if isinstance(self.kind, Kind) else (self.kind,)
+        return self.fn(event) if event.kind in names else None
+
+
+@dataclass(slots=True)
+class Registry:
+    """All that was declared."""
+
+    senders: dict[str, Sender] = field(default_factory=dict)
+    elsewhere: dict[str, Elsewhere] = field(default_factory=dict)
+    known: dict[str, Kind[Any]] = field(default_factory=dict)
+    deciders: dict[str, Decider] = field(default_factory=dict)
+    filters: dict[str, list[Filter]] = field(default_factory=dict)
+    sinks: list[Callable[[Alert], None]] = field(default_factory=list)
+
+    def declared(self, kind: str) -> Sender | Elsewhere:
+        """How a kind is carried out; UnknownKind if nobody declared it."""
+        found = self.senders.get(kind) or self.elsewhere.get(kind)
+        if found is None:
+            raise UnknownKind(f"Kind {kind!r}.", kind=kind)
+        return found
+
+    def add(self, other: "Registry") -> None:
+        """Take over another registry's declarations; a second one of the same thing is refused."""
+        for name in ("senders", "elsewhere", "deciders"):
+            for key, value in getattr(other, name).items():
+                put(getattr(self, name), key, value, name)
+        self.known.update(other.known)
+        for stream_type, filters in other.filters.items():
+            self.filters.setdefault(stream_type, []).extend(filters)
+        self.sinks.extend(other.sinks)
+
+
+def put(table: dict[str, T], key: str, value: T, what: str) -> None:
+    """Declare something once."""
+    if key in table:
+        raise Refused(f"{what} for {key!r} is declared twice.")
+    table[key] = value
+
+
+def known_kind(kind: Kind[Any] | str) -> Kind[Any]:
+    return kind if isinstance(kind, Kind) else Kind(kind, Any)
+
+
+def check_stream_type(name: str) -> str:
+    if "/" in check_name(name, "stream_type"):
+        raise InvalidInput(f"stream_type is what stands before the slash, got {name!r}.", field="stream_type")
+    return name
+
+
+def count(value: int, field: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{field} must be 1 or more, got {value!r}.", field=field)
+    return value
+
+
+def positive(value: Span, field: str) -> int:
+    length = span(value, field)
+    if length == 0:
+        raise InvalidInput(f"{field} must be above 0.", field=field)
+    return length
+
+
+def one_of(value: T, allowed: Sequence[T], field: str) -> T:
+    if value not in allowed:
+        raise InvalidInput(f"{field} must be one of {list(allowed)}, got {value!r}.", field=field)
+    return value
+
+
+def lease_of(lease: Span | None, timeout: int) -> int:
+    if lease is None:
+        return timeout + LEASE_ABOVE_TIMEOUT
+    length = positive(lease, "lease")
+    least = timeout + KILL_GRACE + LEASE_MARGIN
+    if length <= least:
+        raise InvalidInput(
+            f"lease must be longer than timeout + {(KILL_GRACE + LEASE_MARGIN) / SECOND} s "
+            f"({least / SECOND} s), got {length / SECOND} s.",
+            field="lease",
+        )
+    return length
+
+
+def names_of(senders: Iterable[Sender]) -> list[str]:
+    """The names, former ones included, under which rows of these senders may wait."""
+    return [name for sender in senders for name in sender.kind.names]
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await."""
+    call = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
+    return inspect.iscoroutinefunction(call)

@@ -1,0 +1,237 @@
+"""Declarations: who carries out which kind, who decides for which streams, what needs no decision."""
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from postroad.engine.declarations import (
+    TURN_LEASE,
+    Decider,
+    Elsewhere,
+    Filter,
+    OnFailure,
+    OnUnknown,
+    Registry,
+    Sender,
+    Transport,
+    check_stream_type,
+    count,
+    known_kind,
+    lease_of,
+    one_of,
+    positive,
+    put,
+)
+from postroad.engine.tools import Tool
+from postroad.model.clock import span
+from postroad.model.dispatches import Alert, Dispatch
+from postroad.model.errors import InvalidInput, Refused, Span
+from postroad.model.events import Event
+from postroad.model.kinds import Kind
+from postroad.model.retry import Retry
+from postroad.model.rows import SendPolicy
+
+if TYPE_CHECKING:
+    from postroad.engine.turn import Turn
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+class Handlers:
+    """A registry without a database, so that modules declare and one place runs."""
+
+    def __init__(self) -> None:
+        self._registry = Registry()
+
+    def include(self, *handlers: "Handlers | str") -> None:
+        """Take over what other registries declare; a str names one as `module:attribute`."""
+        for given in handlers:
+            found = _load(given) if isinstance(given, str) else given
+            self._registry.add(found._registry)
+
+    def sender(
+        self,
+        kind: Kind[T] | str,
+        *,
+        timeout: Span = 10,
+        lease: Span | None = None,
+        retry: Retry = Retry.PATIENT,
+        concurrency: int = 10,
+        rate: float | None = None,
+        on_failure: OnFailure = "event",
+        on_unknown: OnUnknown = "resend",
+        on_dead: Literal["block", "skip"] = "block",
+        dedup_window: Span | None = None,
+    ) -> Callable[[Callable[[Dispatch[T]], R]], Callable[[Dispatch[T]], R]]:
+        """Carries out dispatches of a kind. Sync (in a thread) or async. Returns Receipt, str or None: all success.
+
+        `RetryLater` and any other exception mean another attempt by `retry`, `GiveUp` a dead letter,
+        `OutcomeUnknown` and our own timeout what `on_unknown` says.
+
+        Args:
+            timeout: How long an attempt may take.
+            lease: How long a claim is ours; timeout + 5 s unless given, and always above timeout + 1.5 s.
+            concurrency: How many at once in this process.
+            on_failure: "event": a permanent failure comes back to its stream as an OUTCOME event; "alert": a
+                person is told, and the outcome is recorded without a decision.
+            on_unknown: "resend", or "park" as a dead letter for a person to resolve.
+        """
+        if rate is not None:
+            raise Refused("Rate limits are not available in this release.", field="rate")
+
+        def declare(fn: Callable[[Dispatch[T]], R]) -> Callable[[Dispatch[T]], R]:
+            self._send_with(
+                kind, fn, timeout=timeout, lease=lease, retry=retry, concurrency=concurrency,
+                on_failure=on_failure, on_unknown=on_unknown,
+            )  # fmt: skip
+            return fn
+
+        return declare
+
+    def transport(
+        self,
+        kind: Kind[Any] | str,
+        transport: Transport,
+        *,
+        timeout: Span = 10,
+        lease: Span | None = None,
+        retry: Retry = Retry.PATIENT,
+        concurrency: int = 10,
+        on_failure: OnFailure = "event",
+        on_unknown: OnUnknown = "resend",
+    ) -> None:
+        """Carries out dispatches of a kind by a transport; everything else as `sender` says."""
+        self._send_with(
+            kind, transport.send, timeout=timeout, lease=lease, retry=retry, concurrency=concurrency,
+            on_failure=on_failure, on_unknown=on_unknown,
+        )  # fmt: skip
+
+    def _send_with(
+        self,
+        kind: Kind[Any] | str,
+        fn: Callable[[Dispatch[Any]], Any],
+        *,
+        timeout: Span,
+        lease: Span | None,
+        retry: Retry,
+        concurrency: int,
+        on_failure: OnFailure,
+        on_unknown: OnUnknown,
+    ) -> None:
+        known = known_kind(kind)
+        limit = positive(timeout, "timeout")
+        policy = SendPolicy(
+            kind=known.name,
+            lease=lease_of(lease, limit),
+            retry=retry,
+            on_failure=one_of(on_failure, ("event", "alert"), "on_failure"),
+            park_unknown=one_of(on_unknown, ("resend", "park"), "on_unknown") == "park",
+        )
+        declared = Sender(
+            kind=known, fn=fn, timeout=limit, concurrency=count(concurrency, "concurrency"),
+            on_unknown=on_unknown, policy=policy,
+        )  # fmt: skip
+        for name in known.names:
+            put(self._registry.senders, name, declared, "A sender")
+
+    def kinds(self, *kinds: Kind[Any]) -> None:
+        """Declared here, with no sender here: a dispatch waits until some app on this database carries it out."""
+        self.elsewhere(*kinds)
+
+    def elsewhere(self, *kinds: Kind[Any] | str) -> None:
+        """Sent here, carried out by another app on the same database."""
+        for kind in kinds:
+            known = known_kind(kind)
+            put(self._registry.elsewhere, known.name, Elsewhere(kind=known), "Elsewhere")
+
+    def turn(
+        self,
+        stream_type: str,
+        *,
+        debounce: Span = 0,
+        debounce_max: Span = 5,
+        concurrency: int = 10,
+        attempts: int = 5,
+        timeout: Span = 300,
+        lease: Span | None = None,
+        on_duplicate: "Callable[[Turn, str], None] | None" = None,
+    ) -> "Callable[[Callable[[Turn], R]], Callable[[Turn], R]]":
+        """Decides for streams `<stream_type>/…`. Sync (in a thread) or async.
+
+        Args:
+            debounce: How long a stream must be quiet before its events are taken, at most `debounce_max`.
+            concurrency: How many turns of this type at once in this process.
+            attempts: After that many failures a set of events is split; what fails alone goes dead, visibly.
+            timeout: A turn that takes longer is failed, and its claim is not renewed.
+            lease: How long a claim is ours between renewals; 30 s unless given.
+            on_duplicate: `on_duplicate(turn, key)` replaces a decision whose dispatch key exists already, without
+                running the handler again; without it a `postroad.failed` entry and an alert.
+        """
+        name = check_stream_type(stream_type)
+
+        def declare(fn: "Callable[[Turn], R]") -> "Callable[[Turn], R]":
+            quiet = span(debounce, "debounce")
+            decider = Decider(
+                stream_type=name,
+                fn=fn,
+                debounce=quiet,
+                debounce_max=max(span(debounce_max, "debounce_max"), quiet) if quiet else 0,
+                concurrency=count(concurrency, "concurrency"),
+                attempts=count(attempts, "attempts"),
+                timeout=positive(timeout, "timeout"),
+                lease=TURN_LEASE if lease is None else positive(lease, "lease"),
+                on_duplicate=on_duplicate,
+            )
+            put(self._registry.deciders, name, decider, "A turn")
+            return fn
+
+        return declare
+
+    def filter(
+        self, stream_type: str, kind: Kind[Any] | str
+    ) -> Callable[[Callable[[Event], str | None]], Callable[[Event], str | None]]:
+        """A reason why this event needs no decision, or None. Answered in bulk, recorded as a noop."""
+        name = check_stream_type(stream_type)
+
+        def declare(fn: Callable[[Event], str | None]) -> Callable[[Event], str | None]:
+            self._registry.filters.setdefault(name, []).append(Filter(kind, fn))
+            return fn
+
+        return declare
+
+    def recorded(self, *stream_types: str) -> None:
+        """Events of these streams become entries; no code runs."""
+        for stream_type in stream_types:
+            name = check_stream_type(stream_type)
+            put(self._registry.deciders, name, Decider(stream_type=name, fn=None), "A turn")
+
+    def alert_sink(self, fn: Callable[[Alert], None]) -> Callable[[Alert], None]:
+        """Where alerts go; by default one line on stderr. May be called twice for one alert, after a crash."""
+        self._registry.sinks.append(fn)
+        return fn
+
+    def tool(
+        self,
+        *,
+        effect: Literal["read", "idempotent", "keyed", "unsafe"],
+        version: int = 1,
+        timeout: Span = 60,
+    ) -> Callable[[Callable[P, R]], Tool[P, R]]:
+        """Declares a function that a turn may call, and whether it is safe to be called again.
+
+        Recorded calls (`turn.call`) are not available in this release; the tool itself can be called.
+        """
+        one_of(effect, ("read", "idempotent", "keyed", "unsafe"), "effect")
+        positive(timeout, "timeout")
+        count(version, "version")
+        return lambda fn: Tool(fn, effect=effect)
+
+
+def _load(reference: str) -> Handlers:
+    module, _, attribute = reference.partition(":")
+    found = getattr(importlib.import_module(module), attribute or "handlers", None)
+    if not isinstance(found, Handlers):
+        raise InvalidInput(f"{reference!r} is not `module:attribute` of a Handlers or Postroad.", field="handlers")
+    return found

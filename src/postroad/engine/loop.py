@@ -1,0 +1,150 @@
+"""The one lifecycle of all loops: step, wait for a wake-up or the poll interval, back off on errors, end on stop."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from postroad.engine.calls import Calls
+from postroad.engine.declarations import Registry
+from postroad.engine.folding import Folding
+from postroad.engine.leases import Keeper
+from postroad.engine.telemetry import Telemetry, logger
+from postroad.engine.wakeups import Topic, Wakeups
+from postroad.model.clock import SECOND
+from postroad.model.entropy import Entropy
+from postroad.model.errors import InvalidInput
+from postroad.model.retry import Retry
+from postroad.store.database import Database
+
+if TYPE_CHECKING:
+    from postroad.engine.app import Postroad
+
+POLL = SECOND // 4
+INTERVAL_MAX = 30 * SECOND
+TROUBLE = Retry(attempts=1, first=0.1, cap=5, jitter=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What all loops of a process share."""
+
+    post: "Postroad"
+    registry: Registry
+    database: Database
+    entropy: Entropy
+    telemetry: Telemetry
+    wakeups: Wakeups
+    calls: Calls
+    keeper: Keeper
+    folding: Folding
+    poll: int = POLL
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Count what happened, for `drain` and for whoever observes."""
+        self.counts[name] += by
+
+
+class Stalls:
+    """Notices that time passed without us: the database was away, we were paused, or the clock jumped.
+
+    After such a stall live workers are about to renew and settle; whoever took over their expired claims at
+    once would do their work twice.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._clock = database.clock
+        self._seen = self._clock.monotonic()
+        self._wall = self._clock.wall()
+        self._stalled_at: int | None = None
+        self._length = 0
+
+    def look(self) -> None:
+        """Say that the loop is alive and the database answered."""
+        steady, wall = self._clock.monotonic(), self._clock.wall()
+        gap = max(steady - self._seen, abs((wall - self._wall) - (steady - self._seen)))
+        if gap > self._length or self._stalled_at is None or steady - self._stalled_at > INTERVAL_MAX:
+            self._stalled_at, self._length = steady, gap
+        self._seen, self._wall = steady, wall
+
+    def may_take_over(self, lease: int) -> bool:
+        """Whether expired claims with this lease may be taken from their claimants by now."""
+        if self._stalled_at is None or self._length <= lease // 6:
+            return True
+        return self._clock.monotonic() - self._stalled_at >= lease // 3
+
+
+class Loop:
+    """A loop differs from the others only in `step` and in what it must finish before it ends."""
+
+    name: str
+    topics: tuple[Topic, ...]
+
+    def __init__(self, parts: Parts, *, interval: int | None = None) -> None:
+        self.parts = parts
+        self.interval = parts.poll if interval is None else interval
+        if not 0 < self.interval <= INTERVAL_MAX:
+            raise InvalidInput(
+                f"The interval of the {self.name} must be above 0 and at most 30 s, got {self.interval / SECOND} s.",
+                field="interval",
+            )
+        self.stalls = Stalls(parts.database)
+        self._woken = asyncio.Event()
+        self._failures = 0
+
+    async def step(self) -> bool:
+        """Do what is due. True: there may be more at once."""
+        raise NotImplementedError
+
+    async def finish(self) -> None:
+        """Wait until what has begun is done."""
+
+    def abandon(self, why: str) -> None:
+        """End what has begun and could not be waited for any longer."""
+
+    def wake(self) -> None:
+        """Look now. Only from the loop's own thread."""
+        self._woken.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Step until `stop` is set; errors are reported, backed off from, and never end the loop."""
+        loop = asyncio.get_running_loop()
+        end = self.parts.wakeups.subscribe(self.topics, lambda: _soon(loop, self._woken))
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set():
+                self._woken.clear()
+                await self._pause(stopping, await self._stepped())
+        finally:
+            end()
+            stopping.cancel()
+
+    async def _stepped(self) -> int:
+        """Step once; how long to wait afterwards, in microseconds."""
+        try:
+            more = await self.step()
+        except Exception as error:
+            self._failures += 1
+            self.parts.telemetry.emit("loop.error", loop=self.name, error=error, failures=self._failures)
+            log = logger.exception if self._failures == 1 else logger.warning
+            log("%s: step failed (%d in a row): %s", self.name, self._failures, error)
+            return self.interval + TROUBLE.delay(self._failures, self.parts.entropy.fraction())
+        if self._failures:
+            logger.info("%s: working again after %d failures", self.name, self._failures)
+            self._failures = 0
+        return 0 if more else round(self.interval * (0.8 + 0.4 * self.parts.entropy.fraction()))
+
+    async def _pause(self, stopping: asyncio.Future[Any], length: int) -> None:
+        if length == 0 or (self._woken.is_set() and not self._failures):
+            await asyncio.wait({stopping}, timeout=0)
+            return
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(self._woken.wait())
+        watched = [stopping] if self._failures else [stopping, waiting]
+        await asyncio.wait(watched, timeout=length / SECOND, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)

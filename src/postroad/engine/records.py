@@ -1,0 +1,140 @@
+"""What a transaction has recorded and not yet written, and the function that writes it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sqlalchemy import Connection
+
+from postroad.engine.wakeups import Topic
+from postroad.model.dispatches import Accepted, Withdrawn
+from postroad.model.failpoints import failpoint
+from postroad.model.rows import Enqueued, NewDispatch, NewEntry, NewEvent, Published, TimerChange
+from postroad.store import inbox, outbox, timers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """A dispatch as recorded: times are still relative to the moment of the decision."""
+
+    id: str
+    key: str
+    kind: str
+    version: int
+    destination: str
+    body: str
+    content_hash: str
+    on_failure: Literal["event", "alert"]
+    max_attempts: int | None
+    at: int | None
+    after: int
+    expires: int | None
+    origin: str
+    keep: bool
+    accepted: Accepted
+
+    def row(self, stream: str, base: int) -> NewDispatch:
+        """The row to write, for a decision taken at `base`."""
+        due = base + self.after if self.at is None else self.at
+        return NewDispatch(
+            id=self.id,
+            key=self.key,
+            stream=stream,
+            kind=self.kind,
+            version=self.version,
+            destination=self.destination,
+            body=self.body,
+            on_failure=self.on_failure,
+            max_attempts=self.max_attempts,
+            due_at=due,
+            expires_at=None if self.expires is None else base + self.expires,
+            content_hash=self.content_hash,
+            origin=self.origin,
+            keep=self.keep,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerRecord:
+    """A change of a timer as recorded."""
+
+    verb: Literal["set", "rearm", "cancel"]
+    stream: str
+    key: str
+    at: int | None = None
+    after: int = 0
+    data: str = "{}"
+
+    def row(self, base: int) -> TimerChange:
+        """The change to apply, for a decision taken at `base`."""
+        spec = "" if self.verb == "cancel" else f"after {self.after}" if self.at is None else f"at {self.at}"
+        fire_at = base + self.after if self.at is None else self.at
+        return TimerChange(verb=self.verb, stream=self.stream, key=self.key, fire_at=fire_at, data=self.data, spec=spec)
+
+
+@dataclass(slots=True)
+class Records:
+    """Everything that verbs have recorded, in order."""
+
+    publishes: list[tuple[NewEvent, Accepted]] = field(default_factory=list)
+    sends: list[Sending] = field(default_factory=list)
+    timers: list[TimerRecord] = field(default_factory=list)
+    withdrawals: list[tuple[str, Withdrawn]] = field(default_factory=list)
+    entries: list[NewEntry] = field(default_factory=list)
+    writes: list[Callable[[Connection], object]] = field(default_factory=list)
+
+    @property
+    def topics(self) -> frozenset[Topic]:
+        """The loops that have work once this is committed."""
+        found: set[Topic] = set()
+        if self.publishes:
+            found.add("turns")
+        if self.sends:
+            found.add("sends")
+        if self.timers:
+            found.add("timers")
+        return frozenset(found)
+
+    def run_writes(self, conn: Connection) -> None:
+        """The user's own rows."""
+        for fn in self.writes:
+            fn(conn)
+
+    def fill(self, published: Sequence[Published], enqueued: Sequence[Enqueued], withdrawn: Sequence[str]) -> None:
+        """Let the objects that the verbs returned know what became of them."""
+        for (event, accepted), row in zip(self.publishes, published, strict=True):
+            accepted.fill(row.event_id, row.created, event.stream, row.position)
+        for sending, sent in zip(self.sends, enqueued, strict=True):
+            sending.accepted.fill(sent.id, sent.created)
+        done = set(withdrawn)
+        for key, answer in self.withdrawals:
+            answer.done = key in done
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the database answered to a transaction's records."""
+
+    published: list[Published]
+    enqueued: list[Enqueued]
+    withdrawn: list[str]
+
+
+def write(conn: Connection, records: Records, *, source: str, actor: str, now: int) -> Written:
+    """Write what was recorded outside of a turn, in bulk, inside the connection's transaction.
+
+    Raises:
+        KeyConflict: A key is taken by other content.
+        TimerConflict: A timer was set before.
+        StreamDeleted: An event was published to a deleted stream.
+    """
+    failpoint("accept.before_insert")
+    records.run_writes(conn)
+    enqueued = outbox.insert(
+        conn, [s.row("", now) for s in records.sends], source=source, actor=actor, in_turn=False, now=now
+    )
+    withdrawn = outbox.withdraw(conn, [key for key, _ in records.withdrawals], actor=actor, now=now)
+    timers.apply(conn, [t.row(now) for t in records.timers], now=now)
+    published = inbox.publish(conn, [event for event, _ in records.publishes], now=now)
+    failpoint("accept.after_insert")
+    return Written(published, enqueued, withdrawn)

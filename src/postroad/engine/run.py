@@ -1,0 +1,259 @@
+"""One run of a turn: from its claim through the handler to whatever end it comes to."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import assert_never
+
+from sqlalchemy import Connection
+
+from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut
+from postroad.engine.declarations import Decider
+from postroad.engine.loop import Parts
+from postroad.engine.telemetry import logger
+from postroad.engine.turn import Turn, bury, duplicate_key, event_of
+from postroad.model.clock import SECOND, span
+from postroad.model.errors import (
+    CommitUnknown,
+    ConcurrencyConflict,
+    DuplicateEntry,
+    DuplicateKey,
+    GiveUp,
+    RetryLater,
+    StaleClaim,
+)
+from postroad.model.events import OUTCOME_NAME, Event
+from postroad.model.failpoints import failpoint
+from postroad.model.lifecycle import RunEnd
+from postroad.model.payload import safe_error
+from postroad.model.retry import Retry
+from postroad.model.rows import Hold, TurnClaim, TurnCommit, TurnCommitted
+from postroad.store import queues, runs, turns
+from postroad.store.dialects import is_away
+
+AWAY = Retry(attempts=1, first=0.2, cap=3)
+BACKOFF = Retry(attempts=1, first=2, cap=300)
+
+
+class Run:
+    """A claimed set of events, the handler that decides on it, and the one commit that ends it."""
+
+    def __init__(self, parts: Parts, decider: Decider, claim: TurnClaim, abort: Abort) -> None:
+        self.parts = parts
+        self.decider = decider
+        self.claim = claim
+        self.hold = Hold(claim.stream, claim.token)
+        self._abort = abort
+        self._reasons = noops(parts, decider, claim)
+
+    async def carry_out(self) -> None:
+        """The whole run. What the database refuses to hear now is found again by its lease."""
+        try:
+            await self._process()
+        except StaleClaim:
+            await stale(self.parts, self.claim)
+        except Exception as error:
+            self.parts.telemetry.emit("turn.error", stream=self.claim.stream, error=error)
+            logger.exception("turn of %s could not be ended; its lease will free it", self.claim.stream)
+
+    async def _process(self) -> None:
+        claim, decider = self.claim, self.decider
+        if claim.attempt > decider.attempts:
+            await self._failed("claimant lost on final attempt", reason="turn.dead.interrupted")
+            return
+        turn = self._turn()
+        failpoint("turn.before_handler")
+        assert decider.fn is not None
+        result = await self.parts.calls.run(decider.fn, turn, timeout=decider.timeout, abort=self._abort)
+        await self._conclude(turn, result)
+
+    async def _conclude(self, turn: Turn, result: CallResult) -> None:
+        match result:
+            case Returned(None):
+                await self._decided(turn)
+            case Returned(value):
+                said = f"a turn's handler must return None, got {type(value).__name__}"
+                await self._failed(said)
+            case Raised(RetryLater() as error):
+                floor = 0 if error.after is None else span(error.after, "after")
+                await self._failed(safe_error(error), floor=floor, planned=True)
+            case Raised(GiveUp() as error):
+                await self._failed(safe_error(error), permanent=True, planned=True)
+            case Raised(error):
+                self.parts.telemetry.emit("turn.raised", stream=self.claim.stream, error=error)
+                await self._failed(safe_error(error), error=error)
+            case TimedOut(stuck):
+                said = f"timeout after {self.decider.timeout / SECOND:g} s" + (", still running" if stuck else "")
+                await self._failed(said)
+            case Aborted(why):
+                await self._aborted(why)
+            case _:
+                assert_never(result)
+
+    def _turn(self) -> Turn:
+        claim = self.claim
+        waiting = [event for event in claim.events if event.event_id not in self._reasons]
+        return Turn(
+            self.parts.post, claim, waiting, now=self.parts.database.clock.wall(), post=self.parts.post,
+            database=self.parts.database, folding=self.parts.folding,
+        )  # fmt: skip
+
+    async def _decided(self, turn: Turn, *, replaced: bool = False) -> None:
+        records = turn._records
+        decided_at = self.parts.database.clock.wall()
+        try:
+            done = await self._commit(
+                turn.commit_at(decided_at, self._reasons), records.run_writes if records.writes else None
+            )
+        except DuplicateEntry:
+            await self.parts.database.atransact(turns.drop_landed, self.hold)
+            self._ended(RunEnd.CONFLICT)
+        except ConcurrencyConflict as error:
+            await self._back_off(0, str(error), RunEnd.CONFLICT)
+        except DuplicateKey as error:
+            await self._duplicate(error, replaced=replaced)
+        except StaleClaim:
+            raise
+        except CommitUnknown:
+            await self._look_up()
+        except Exception as error:
+            # A refusal that only the database could know, or the user's own `write`: the decision failed.
+            self.parts.telemetry.emit("turn.raised", stream=self.claim.stream, error=error)
+            await self._failed(safe_error(error), error=error)
+        else:
+            records.fill(done.published, done.enqueued, done.withdrawn)
+            self._ended(RunEnd.COMMITTED)
+            topics = set(records.topics)
+            if done.events_left:
+                topics.add("turns")
+            self.parts.wakeups.announce(topics)
+
+    async def _commit(self, commit: TurnCommit, write: Callable[[Connection], None] | None) -> TurnCommitted:
+        failpoint("turn.before_commit")
+        for tries in count(1):
+            try:
+                done = await self.parts.database.atransact(turns.commit, [commit], write=write)
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                # Nothing was written, and the claim is still renewed: the decision waits for the database.
+                logger.warning("turn of %s waits for the database: %s", self.claim.stream, error)
+                pause = AWAY.delay(tries, self.parts.entropy.fraction()) / SECOND
+                await asyncio.wait({self._abort}, timeout=pause)
+                if self._abort.done():
+                    raise StaleClaim(self.claim.stream) from error
+            else:
+                failpoint("turn.after_commit")
+                return done[0]
+        raise AssertionError("unreachable")
+
+    async def _duplicate(self, error: DuplicateKey, *, replaced: bool) -> None:
+        """A key that exists is a decision bug: another decision takes its place, without the handler."""
+        key = error.keys[0]
+        self.parts.telemetry.emit("turn.duplicate_key", stream=self.claim.stream, key=key)
+        if self.decider.on_duplicate is None or replaced:
+            await self._end_with(duplicate_key(self.claim, key))
+            return
+        turn = self._turn()
+        try:
+            self.decider.on_duplicate(turn, key)
+        except Exception as broken:
+            await self._failed(safe_error(broken), error=broken)
+            return
+        await self._decided(turn, replaced=True)
+
+    async def _failed(
+        self,
+        said: str,
+        *,
+        floor: int = 0,
+        permanent: bool = False,
+        planned: bool = False,
+        reason: str = "",
+        error: BaseException | None = None,
+    ) -> None:
+        claim = self.claim
+        if error is not None:
+            logger.error("turn of %s failed (attempt %d): %s", claim.stream, claim.attempt, said, exc_info=error)
+        if claim.attempt < self.decider.attempts and not permanent:
+            delay = BACKOFF.delay(claim.attempt, self.parts.entropy.fraction(), floor)
+            await self._back_off(delay, said, RunEnd.FAILED)
+        elif len(claim.events) > 1:
+            await self.parts.database.atransact(queues.split, self.hold, error=said)
+            self._ended(RunEnd.FAILED, said)
+            self.parts.wakeups.announce(("turns",))
+        else:
+            why = reason or ("turn.dead.permanent" if permanent else "turn.dead.max_attempts")
+            await self._end_with(bury(claim, reason=why, error=said))
+
+    async def _end_with(self, commit: TurnCommit) -> None:
+        await self._commit(commit, None)
+        self._ended(commit.end, commit.error or "")
+        self.parts.wakeups.announce(("turns", "timers"))
+
+    async def _back_off(self, delay: int, said: str, end: RunEnd) -> None:
+        await self.parts.database.atransact(
+            queues.back_off, self.hold, delay=delay, error=said, end=end, lock=partial(queues.lock, holds=[self.hold])
+        )
+        self._ended(end, said)
+        if delay == 0:
+            self.parts.wakeups.announce(("turns",))
+
+    async def _aborted(self, why: str) -> None:
+        if why == "lease lost":
+            raise StaleClaim(self.claim.stream)
+        await self.parts.database.atransact(queues.release, self.hold)
+        self._ended(RunEnd.RELEASED, why)
+
+    async def _look_up(self) -> None:
+        """The COMMIT's answer was lost: the run's row knows whether it happened."""
+        end = await self.parts.database.aread(runs.ended, self.claim.run_id)
+        if end is None:
+            await self._back_off(0, "the answer of COMMIT was lost; it had not happened", RunEnd.CONFLICT)
+        else:
+            self._ended(RunEnd(end))
+            self.parts.wakeups.announce(("turns", "sends", "timers"))
+
+    def _ended(self, end: RunEnd, error: str = "") -> None:
+        ended(self.parts, self.claim, end, error)
+
+
+def ended(parts: Parts, claim: TurnClaim, end: RunEnd, error: str = "") -> None:
+    """Count a run's end and tell the observers."""
+    parts.count("turns" if end is RunEnd.COMMITTED else f"turns_{end}")
+    parts.telemetry.emit(
+        "turn.ended", stream=claim.stream, turn=claim.turn_id, attempt=claim.attempt, end=str(end), error=error,
+        events=len(claim.events),
+    )  # fmt: skip
+
+
+async def stale(parts: Parts, claim: TurnClaim) -> None:
+    """Record that a run's claim was over before it ended: it changed nothing."""
+    parts.count("stale")
+    try:
+        await parts.database.atransact(queues.end_stale, Hold(claim.stream, claim.token))
+    except Exception as error:
+        logger.warning("the stale run of %s could not be recorded: %s", claim.stream, error)
+    ended(parts, claim, RunEnd.STALE)
+
+
+def noops(parts: Parts, decider: Decider, claim: TurnClaim) -> dict[str, str]:
+    """Which events of the set need no decision, and why: reasons by event id."""
+    filters = parts.registry.filters.get(decider.stream_type, [])
+    found: dict[str, str] = {}
+    for waiting in claim.events:
+        event = event_of(claim.stream, waiting)
+        reason = alerted(event) or next((r for f in filters if (r := f.reason(event))), None)
+        if reason:
+            found[waiting.event_id] = reason
+    return found
+
+
+def alerted(event: Event) -> str | None:
+    """Why an outcome that operators were alerted of needs no decision: deciding could only loop."""
+    if event.kind != OUTCOME_NAME or event.data.get("on_failure") != "alert":
+        return None
+    if event.data.get("status") not in ("dead_letter", "expired"):
+        return None
+    return "operators were alerted (needs_hero_task=false)"

@@ -1,0 +1,345 @@
+"""The recording verbs, and the blocks that write what was recorded: `begin` and `join`."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
+
+from sqlalchemy import Connection
+
+from postroad.engine.records import Records, Sending, TimerRecord, Written, write
+from postroad.model.clock import micros, span
+from postroad.model.dispatches import Accepted, Withdrawn
+from postroad.model.entropy import Entropy
+from postroad.model.errors import InvalidInput, NotInTransaction, Refused, Span
+from postroad.model.failpoints import failpoint
+from postroad.model.ids import check_event_key, check_name, check_stream, check_timer_key
+from postroad.model.kinds import Kind
+from postroad.model.payload import content_hash, encode, text
+from postroad.model.rows import NewEvent
+from postroad.store import dialects
+from postroad.store.database import Database
+
+T = TypeVar("T")
+NO_ORIGIN: Mapping[str, str] = {}
+
+
+class Declared(Protocol):
+    """What a transaction needs to know of a kind that is sent."""
+
+    @property
+    def on_failure(self) -> Literal["event", "alert"]: ...
+    @property
+    def attempts_max(self) -> int | None: ...
+
+
+class Context(Protocol):
+    """What a transaction needs of its app."""
+
+    entropy: Entropy
+
+    def declared(self, kind: str) -> Declared:
+        """How this app carries out a kind; UnknownKind if nobody declared it."""
+
+
+class Transaction:
+    """Verbs record and never wait; leaving the block writes them all, in bulk, in one transaction."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._records = Records()
+
+    def publish(self, stream: str, kind: Kind[T] | str, data: T, *, key: str | None = None) -> Accepted:
+        """Put an event into a stream's inbox.
+
+        Same key and content as an earlier one: the first one stands. Without a key every call is a new event
+        (in a turn: the key derives from the turn).
+
+        Raises:
+            InvalidInput: The stream is not `type/id`, or the key or payload cannot be stored.
+            KeyConflict: On leaving the block, if the key is taken by other content.
+            StreamDeleted: On leaving the block, if the stream was deleted.
+        """
+        name, version, encoded = payload(kind, data)
+        event = NewEvent(
+            stream=check_stream(stream),
+            event_id=self._default_key() if key is None else check_event_key(key),
+            kind=name,
+            version=version,
+            data=encoded,
+        )
+        accepted = Accepted()
+        self._records.publishes.append((event, accepted))
+        return accepted
+
+    def send(
+        self,
+        kind: Kind[T] | str,
+        body: T | None = None,
+        *,
+        to: str = "",
+        key: str | None = None,
+        at: datetime | None = None,
+        after: Span | None = None,
+        expires: Span | None = None,
+        lane: str | None = None,
+        ack: bool = False,
+        on_conflict: Literal["error", "keep"] = "error",
+        origin: Mapping[str, str] = NO_ORIGIN,
+    ) -> Accepted:
+        """Send something once the transaction has committed.
+
+        Args:
+            kind: A kind that this app declares: by a sender, a transport, `kinds` or `elsewhere`.
+            body: The payload; None is `{}`.
+            to: Where to, as the sender understands it.
+            key: Exactly what the destination receives as idempotency key; unique in the database.
+            at: Not before this time (aware).
+            after: Not before this long after the transaction (in a turn: after the decision).
+            expires: No attempt starts later than this after the transaction.
+            on_conflict: "keep" takes a key that holds other content as accepted.
+            origin: Where it comes from, as pairs to filter by.
+
+        Raises:
+            UnknownKind: Nobody in this app declares the kind.
+            InvalidInput: A value cannot be stored; the message names it.
+            KeyConflict: On leaving the block, if the key is taken by other content.
+        """
+        if lane is not None:
+            raise Refused("Ordered lanes are not available in this release.", field="lane")
+        if ack:
+            raise Refused("ack=True needs a secret_key, and acknowledgements are not available in this release.")
+        name, version, encoded = payload(kind, {} if body is None else body, "body")
+        declared = self._context.declared(name)
+        if on_conflict not in ("error", "keep"):
+            raise InvalidInput(f"on_conflict must be 'error' or 'keep', got {on_conflict!r}.", field="on_conflict")
+        destination = text(to, "to", bytes_max=2048, empty=True)
+        dispatch_id = self._context.entropy.token()
+        sending = Sending(
+            id=dispatch_id,
+            key=self._default_key("") if key is None else text(key, "key"),
+            kind=name,
+            version=version,
+            destination=destination,
+            body=encoded,
+            content_hash=content_hash(name, encoded, encode(destination)),
+            on_failure=declared.on_failure,
+            max_attempts=declared.attempts_max,
+            expires=None if expires is None else span(expires, "expires"),
+            origin=encode(dict(origin), "origin", bytes_max=4096),
+            keep=on_conflict == "keep",
+            accepted=Accepted(),
+            **_when(at, after),
+        )
+        self._records.sends.append(sending)
+        return sending.accepted
+
+    def withdraw(self, key: str) -> Withdrawn:
+        """End a pending dispatch that is no longer wanted (expired, reason withdrawn). Too late is no error."""
+        answer = Withdrawn()
+        self._records.withdrawals.append((text(key, "key"), answer))
+        return answer
+
+    def set_timer(
+        self,
+        key: str,
+        *,
+        at: datetime | None = None,
+        after: Span | None = None,
+        data: Any = None,
+        stream: str | None = None,
+    ) -> None:
+        """Arm a timer of a stream (in a turn: of its own). Its firing is an event of kind TIMER_FIRED with `data`.
+
+        Content is data and `at` or `after` as given: setting an armed key again with the same content changes
+        nothing.
+
+        Raises:
+            TimerConflict: On leaving the block, if the key is armed with other content, fired or cancelled.
+        """
+        self._arm("set", key, at, after, data, stream)
+
+    def rearm_timer(
+        self,
+        key: str,
+        *,
+        at: datetime | None = None,
+        after: Span | None = None,
+        data: Any = None,
+        stream: str | None = None,
+    ) -> None:
+        """Arm a timer again, whatever became of it: a new generation, whose firing is an event of its own."""
+        self._arm("rearm", key, at, after, data, stream)
+
+    def cancel_timer(self, key: str, *, stream: str | None = None) -> None:
+        """Disarm a timer. It may still fire if that is under way, so a handler must know a late one."""
+        self._records.timers.append(
+            TimerRecord(verb="cancel", stream=self._timer_stream(stream), key=check_timer_key(key))
+        )
+
+    def write(self, fn: Callable[[Connection], object]) -> None:
+        """Have `fn(connection)` write the user's own rows in the same commit; it must not commit itself."""
+        self._records.writes.append(fn)
+
+    def ack(self, token: str) -> NoReturn:
+        """Acknowledge a dispatch by its token."""
+        raise Refused("Acknowledgements are not available in this release.")
+
+    def _arm(
+        self,
+        verb: Literal["set", "rearm"],
+        key: str,
+        at: datetime | None,
+        after: Span | None,
+        data: Any,
+        stream: str | None,
+    ) -> None:  # fmt: skip
+        if at is None and after is None:
+            raise InvalidInput("A timer needs `at` or `after`.", field="at")
+        self._records.timers.append(
+            TimerRecord(
+                verb=verb,
+                stream=self._timer_stream(stream),
+                key=check_timer_key(key),
+                data=encode({} if data is None else data),
+                **_when(at, after),
+            )
+        )
+
+    def _timer_stream(self, stream: str | None) -> str:
+        if stream is None:
+            raise InvalidInput("Outside of a turn a timer needs its stream.", field="stream")
+        return check_stream(stream)
+
+    def _default_key(self, otherwise: str | None = None) -> str:
+        """The key of what was given none: outside of a turn nobody can send the same again."""
+        return self._context.entropy.token() if otherwise is None else otherwise
+
+
+class When(dict[str, Any]):
+    """The keyword arguments `at` and `after`, in microseconds."""
+
+
+def _when(at: datetime | None, after: Span | None) -> When:
+    if at is not None and after is not None:
+        raise InvalidInput("Give `at` or `after`, not both.", field="at")
+    return When(at=None if at is None else micros(at, "at"), after=0 if after is None else span(after, "after"))
+
+
+def payload(kind: Kind[T] | str, data: object, field: str = "data") -> tuple[str, int, str]:
+    """A kind's name and version, and the payload's text held against its type."""
+    if isinstance(kind, Kind):
+        return kind.name, kind.version, kind.encode(data, field)
+    return check_name(kind, "kind"), 1, encode(data, field)
+
+
+class Opening:
+    """What `begin` and `join` return; enter it with `with` or `async with`, as the connection is."""
+
+    def __init__(
+        self,
+        context: Context,
+        database: Callable[[], Database],
+        announce: Callable[[Records], None],
+        connection: object = None,
+    ) -> None:
+        self._open = database
+        self._announce = announce
+        self._connection = connection
+        self._transaction = Transaction(context)
+
+    @property
+    def _database(self) -> Database:
+        return self._open()
+
+    def __enter__(self) -> Transaction:
+        if hasattr(self._connection, "run_sync"):
+            raise NotInTransaction("This connection is asynchronous; use `async with`.")
+        if self._connection is not None:
+            self._check(self._sync_connection())
+        return self._transaction
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            return
+        records = self._transaction._records
+        if self._connection is None:
+            written = self._database.transact(write, records, source="app", actor="begin")
+        else:
+            written = self._join(self._sync_connection())
+        self._answer(records, written)
+
+    async def __aenter__(self) -> Transaction:
+        if self._connection is not None:
+            connection = await self._async_connection()
+            await connection.run_sync(self._check)
+        return self._transaction
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            return
+        records = self._transaction._records
+        if self._connection is None:
+            written = await self._database.atransact(write, records, source="app", actor="begin")
+        else:
+            connection = await self._async_connection()
+            written = await connection.run_sync(self._join)
+        self._answer(records, written)
+
+    def _answer(self, records: Records, written: Written) -> None:
+        if self._connection is None:
+            failpoint("accept.after_commit")
+        records.fill(written.published, written.enqueued, written.withdrawn)
+        self._announce(records)
+
+    def _sync_connection(self) -> Connection:
+        found: Any = self._connection
+        if not isinstance(found, Connection) and hasattr(found, "connection") and hasattr(found, "get_bind"):
+            found = found.connection()  # an ORM Session
+        if not isinstance(found, Connection):
+            raise NotInTransaction(_not_a_connection(found))
+        return found
+
+    async def _async_connection(self) -> Any:
+        found: Any = self._connection
+        if hasattr(found, "sync_session"):  # an AsyncSession
+            found = await found.connection()
+        if not hasattr(found, "sync_connection"):
+            raise NotInTransaction(_not_a_connection(found))
+        return found
+
+    def _check(self, connection: Connection) -> None:
+        if connection.dialect.name != self._database.engine.dialect.name:
+            raise Refused(
+                f"This is a {connection.dialect.name} connection, but the app's database is "
+                f"{self._database.engine.dialect.name}: both must be the same database."
+            )
+        connection.connection  # noqa: B018  # opens it, so that it can be looked at
+        dialects.check_joined(connection)
+
+    def _join(self, connection: Connection) -> Any:
+        self._check(connection)
+        connection = self._database.bind(connection)
+        # A refusal takes our rows back and leaves the user's transaction as it was.
+        with connection.begin_nested():
+            written = write(
+                connection,
+                self._transaction._records,
+                source="app",
+                actor="join",
+                now=self._database.clock.wall(),
+            )
+        dialects.notify_at_commit(connection, self._transaction._records.topics)
+        return written
+
+
+def _not_a_connection(found: object) -> str:
+    if hasattr(found, "sync_engine") or hasattr(found, "connect"):
+        return "Pass a connection or session that is in a transaction, not an engine."
+    if hasattr(found, "run_sync"):
+        return "This connection is asynchronous; use `async with`."
+    return f"Pass an SQLAlchemy connection or session, not {type(found).__name__}; use `with` for a synchronous one."

@@ -1,0 +1,203 @@
+"""The worker: claims streams, lets handlers decide, commits each decision whole."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import takewhile
+
+from sqlalchemy import Connection
+
+from postroad.engine.calls import Abort
+from postroad.engine.declarations import Decider
+from postroad.engine.loop import Loop, Parts
+from postroad.engine.run import Run, ended, noops, stale
+from postroad.engine.turn import answer
+from postroad.model.errors import (
+    ConcurrencyConflict,
+    DuplicateEntry,
+    PostroadError,
+    StaleClaim,
+)
+from postroad.model.failpoints import failpoint
+from postroad.model.ids import stream_type
+from postroad.model.lifecycle import RunEnd
+from postroad.model.retry import Retry
+from postroad.model.rows import ClaimedTurns, Hold, TurnClaim, TurnCommit
+from postroad.store import queues, turns
+
+SET_MAX = 100
+RECORDED_MAX = 64
+BACKOFF = Retry(attempts=1, first=2, cap=300)
+
+
+def claim_all(
+    conn: Connection,
+    wants: Sequence[tuple[Decider, int, str, bool]],
+    *,
+    token: str,
+    now: int,
+) -> dict[str, ClaimedTurns]:
+    """Claim for each stream type at most as many streams as can start at once, in one transaction.
+
+    `wants`: per type the decider, the free capacity, the walk's cursor, and whether expired claims may be taken.
+    """
+    return {
+        decider.stream_type: queues.claim(
+            conn,
+            stream_type=decider.stream_type,
+            token=token,
+            limit=free,
+            batch=SET_MAX,
+            lease=decider.lease,
+            cursor=cursor,
+            debounce=decider.debounce,
+            debounce_max=decider.debounce_max,
+            takeover=takeover,
+            now=now,
+        )
+        for decider, free, cursor, takeover in wants
+    }
+
+
+class Worker(Loop):
+    """Turns of the stream types that this app decides for."""
+
+    name = "worker"
+    topics = ("turns",)
+
+    def __init__(self, parts: Parts, *, interval: int | None = None) -> None:
+        super().__init__(parts, interval=interval)
+        self._running: dict[str, dict[str, asyncio.Task[None]]] = {name: {} for name in parts.registry.deciders}
+        self._aborts: dict[str, Abort] = {}
+        self._cursors: dict[str, str] = dict.fromkeys(parts.registry.deciders, "")
+        # A turn whose claimant died runs with no other beside it before it may reach its cap: a handler that
+        # takes the whole process down must not take its neighbours' attempts along.
+        self._solitary: list[TurnClaim] = []
+
+    async def step(self) -> bool:
+        self.stalls.look()
+        if self._solitary:
+            return self._start_solitary()
+        wants = self._wants()
+        if not wants:
+            return False
+        token = self.parts.entropy.token()
+        try:
+            claimed = await self.parts.database.atransact(claim_all, wants, token=token)
+        finally:
+            self.stalls.look()
+        failpoint("turn.after_claim_commit")
+        claims = [claim for found in claimed.values() for claim in found.claims]
+        for stream_type, found in claimed.items():
+            self._cursors[stream_type] = found.cursor
+            if found.clogged:
+                await self.parts.database.atransact(queues.adopt, stream_type=name)
+        await self._begin(claims)
+        return bool(claims)
+
+    async def finish(self) -> None:
+        while tasks := [task for table in self._running.values() for task in table.values()]:
+            await asyncio.wait(tasks)
+        if self._solitary and not self._running_count():
+            self._start_solitary()
+            await self.finish()
+
+    def abandon(self, why: str) -> None:
+        for abort in list(self._aborts.values()):
+            if not abort.done():
+                abort.set_result(why)
+
+    def _wants(self) -> list[tuple[Decider, int, str, bool]]:
+        wants = []
+        for name, decider in self.parts.registry.deciders.items():
+            free = RECORDED_MAX if decider.fn is None else decider.concurrency - len(self._running[name])
+            if free > 0:
+                wants.append((decider, free, self._cursors[name], self.stalls.may_take_over(decider.lease)))
+        return wants
+
+    def _running_count(self) -> int:
+        return sum(len(table) for table in self._running.values())
+
+    async def _begin(self, claims: Sequence[TurnClaim]) -> None:
+        answered: list[TurnCommit] = []
+        for claim in claims:
+            decider = self._decider(claim)
+            if decider.fn is None:
+                answered.append(answer(claim, claim.events, {}))
+            elif filtered := self._filtered_prefix(decider, claim):
+                answered.append(answer(claim, claim.events[: len(filtered)], filtered))
+            elif claim.interrupted and claim.attempt >= decider.attempts and claim.attempt > 1:
+                self._keep(claim, decider)
+                self._solitary.append(claim)
+            else:
+                self._keep(claim, decider)
+                self._start(claim)
+        if answered:
+            await self._answer(answered)
+        if self._solitary:
+            self._start_solitary()
+
+    def _decider(self, claim: TurnClaim) -> Decider:
+        return self.parts.registry.deciders[stream_type(claim.stream)]
+
+    def _keep(self, claim: TurnClaim, decider: Decider) -> None:
+        loop = asyncio.get_running_loop()
+        abort: Abort = loop.create_future()
+        self._aborts[claim.run_id] = abort
+
+        def lost() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_set, abort, "lease lost")
+
+        hold = Hold(claim.stream, claim.token)
+        self.parts.keeper.hold(hold, lease=decider.lease, timeout=decider.timeout, lost=lost)
+
+    def _start_solitary(self) -> bool:
+        if self._running_count():
+            return False
+        self._start(self._solitary.pop(0))
+        return False
+
+    def _start(self, claim: TurnClaim) -> None:
+        table = self._running[stream_type(claim.stream)]
+        run = Run(self.parts, self._decider(claim), claim, self._aborts[claim.run_id])
+        task = asyncio.ensure_future(run.carry_out())
+        table[claim.run_id] = task
+
+        def done(_: asyncio.Task[None]) -> None:
+            table.pop(claim.run_id, None)
+            self._aborts.pop(claim.run_id, None)
+            self.parts.keeper.let_go(Hold(claim.stream, claim.token))
+            self.wake()
+
+        task.add_done_callback(done)
+
+    async def _answer(self, commits: list[TurnCommit]) -> None:
+        """Sets that need no user code, in bulk; if one of them cannot be, each alone."""
+        try:
+            done = await self.parts.database.atransact(turns.commit, commits)
+        except PostroadError:
+            for commit in commits:
+                try:
+                    await self.parts.database.atransact(turns.commit, [commit])
+                    ended(self.parts, commit.claim, RunEnd.COMMITTED)
+                except DuplicateEntry:
+                    hold = Hold(commit.claim.stream, commit.claim.token)
+                    await self.parts.database.atransact(turns.drop_landed, hold)
+                except (StaleClaim, ConcurrencyConflict):
+                    await stale(self.parts, commit.claim)
+        else:
+            for commit in commits:
+                ended(self.parts, commit.claim, RunEnd.COMMITTED)
+            if any(one.events_left for one in done):
+                self.wake()
+
+    def _filtered_prefix(self, decider: Decider, claim: TurnClaim) -> dict[str, str]:
+        """The reasons of the longest prefix of the set that needs no decision: answered without waiting for one."""
+        reasons = noops(self.parts, decider, claim)
+        prefix = takewhile(lambda event: event.event_id in reasons, claim.events)
+        return {event.event_id: reasons[event.event_id] for event in prefix}
+
+
+def _set(abort: Abort, why: str) -> None:
+    if not abort.done():
+        abort.set_result(why)

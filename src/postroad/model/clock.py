@@ -1,0 +1,94 @@
+"""Time as an argument: microseconds since 1970 UTC as an int, from a clock that somebody passed in."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from postroad.model.errors import InvalidInput, Span
+
+SECOND = 1_000_000
+
+
+class Clock(Protocol):
+    """Two readings of time; the only source of `now` for loops and transactions."""
+
+    def wall(self) -> int:
+        """The wall clock in microseconds since 1970 UTC."""
+
+    def monotonic(self) -> int:
+        """Microseconds from a start that means nothing; never runs backwards."""
+
+
+class SystemClock:
+    """The host's clock."""
+
+    def wall(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> int:
+        return time.monotonic_ns() // 1000
+
+
+class FakeClock:
+    """A clock that stands still until a test moves it.
+
+    >>> clock = FakeClock("2026-01-05T07:00Z")
+    >>> clock.advance(60)
+    >>> clock.now.isoformat()
+    '2026-01-05T07:01:00+00:00'
+    """
+
+    def __init__(self, start: str | datetime = "2026-01-01T00:00Z") -> None:
+        instant = datetime.fromisoformat(start) if isinstance(start, str) else start
+        self._wall = micros(instant, "start")
+        self._steady = 0
+
+    def wall(self) -> int:
+        return self._wall
+
+    def monotonic(self) -> int:
+        return self._steady
+
+    @property
+    def now(self) -> datetime:
+        """The clock's time as an aware datetime."""
+        return moment(self._wall)
+
+    def advance(self, by: Span) -> None:
+        """Let time pass, as both readings see it."""
+        step = span(by, "by")
+        self._wall += step
+        self._steady += step
+
+    def advance_to(self, wall: int) -> None:
+        """Let time pass until the wall clock shows `wall`; never backwards."""
+        step = max(0, wall - self._wall)
+        self._wall += step
+        self._steady += step
+
+    def jump(self, by: Span) -> None:
+        """Step the wall clock alone, forwards or backwards, as an administrator would."""
+        seconds = by.total_seconds() if isinstance(by, timedelta) else by
+        self._wall += round(seconds * SECOND)
+
+
+def moment(stamp: int) -> datetime:
+    """The aware UTC datetime of a stored time in microseconds."""
+    return datetime.fromtimestamp(stamp // SECOND, UTC).replace(microsecond=stamp % SECOND)
+
+
+def micros(instant: datetime, field: str) -> int:
+    """Microseconds since 1970 UTC of an aware datetime; a naive one is refused with the field's name."""
+    if not isinstance(instant, datetime) or instant.tzinfo is None or instant.utcoffset() is None:
+        raise InvalidInput(f"{field} must be a datetime with a time zone, got {instant!r}.", field=field)
+    return (instant - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def span(length: Span, field: str) -> int:
+    """A length of time (seconds or timedelta) in microseconds; negative or endless ones are refused."""
+    seconds = length.total_seconds() if isinstance(length, timedelta) else length
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 100 * 366 * 86_400:
+        raise InvalidInput(
+            f"{field} must be a number of seconds or a timedelta, not negative, got {length!r}.", field=field
+        )
+    return round(seconds * SECOND)

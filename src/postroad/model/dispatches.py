@@ -1,0 +1,113 @@
+"""One message on its way out: as its sender gets it, as an operator sees it, and what verbs answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from postroad.engine.app import Postroad
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch(Generic[T]):
+    """One message on its way out, as its sender gets it.
+
+    Attributes:
+        id: 32 hexadecimal digits.
+        key: The idempotency key, the same on every attempt; hand it to the destination.
+        attempt: This attempt's number, from 1.
+        deadline: When this attempt's timeout is over.
+        possible_duplicate: An earlier attempt may have reached the destination.
+    """
+
+    id: str
+    key: str
+    kind: str
+    to: str
+    body: T
+    attempt: int
+    created_at: datetime
+    first_attempt_at: datetime
+    deadline: datetime
+    possible_duplicate: bool
+    post: "Postroad"
+    ack_token: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What the provider said: its reference, and more if it matters."""
+
+    reference: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Accepted:
+    """What `publish` and `send` return; filled when the block is left.
+
+    Attributes:
+        id: The event's key or the dispatch's id.
+        created: False if the same was accepted before.
+    """
+
+    __slots__ = ("created", "id", "position", "stream")
+
+    id: str
+    created: bool
+
+    def __init__(self) -> None:
+        self.stream: str | None = None
+        self.position: int | None = None
+
+    def fill(self, id: str, created: bool, stream: str | None = None, position: int | None = None) -> None:
+        """Say what became of it: for an event also its stream and its place in the inbox."""
+        self.id = id
+        self.created = created
+        self.stream = stream
+        self.position = position
+
+    def __repr__(self) -> str:
+        return f"Accepted(id={getattr(self, 'id', '?')!r}, created={getattr(self, 'created', '?')!r})"
+
+
+class Withdrawn:
+    """Whether the dispatch was still ours to end; filled when the block is left."""
+
+    __slots__ = ("done",)
+
+    done: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchRow:
+    """One message as an operator sees it."""
+
+    id: str
+    key: str
+    stream: str
+    kind: str
+    to: str
+    status: str
+    reason: str
+    attempt: int
+    max_attempts: int | None
+    due_at: datetime | None
+    expires_at: datetime | None
+    last_error: str | None
+    created_at: datetime
+    history: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """Something a person must know, raised where another dispatch would loop."""
+
+    severity: str
+    code: str
+    subject: str
+    raised_at: datetime
+    detail: str = ""

@@ -1,0 +1,147 @@
+"""Every error that Postroad raises. A class's docstring is its message; what it is about are attributes."""
+
+from datetime import timedelta
+from typing import Any
+
+Span = float | timedelta
+
+
+class PostroadError(Exception):
+    """Something went wrong in Postroad."""
+
+    def __init__(self, detail: str = "", **about: Any) -> None:
+        self.detail = detail
+        self.about = about
+        for name, value in about.items():
+            setattr(self, name, value)
+        super().__init__(detail)
+
+    def __str__(self) -> str:
+        said = (type(self).__doc__ or "").strip().split("\n", 1)[0]
+        return f"{said} {self.detail}".strip()
+
+
+class RetryLater(PostroadError):
+    """Try again later."""
+
+    def __init__(self, reason: str = "", *, after: Span | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = after
+
+
+class GiveUp(PostroadError):
+    """Trying again will not help."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class OutcomeUnknown(PostroadError):
+    """It may have happened."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Refused(PostroadError):
+    """Refused, nothing was written."""
+
+
+class InvalidInput(Refused):
+    """This value cannot be stored; nothing was written."""
+
+
+class KeyConflict(Refused):
+    """This key is taken by other content."""
+
+    key: str
+
+
+class TimerConflict(Refused):
+    """This timer was set before; use rearm_timer to start it again."""
+
+    key: str
+
+
+class UnknownKind(Refused):
+    """Nobody in this app declares this kind: give it a sender, a transport, `kinds` or `elsewhere`."""
+
+
+class NotInTransaction(Refused):
+    """This needs an open transaction of a connection."""
+
+
+class NestedTransaction(Refused):
+    """A transaction was opened from inside a transaction; pass the connection on instead."""
+
+
+class StreamDeleted(Refused):
+    """This stream was deleted."""
+
+    stream: str
+
+
+class SourceRefused(Refused):
+    """The source of this report is not accepted."""
+
+
+class DispatchNotFound(Refused):
+    """There is no such dispatch."""
+
+
+class AckNotRequested(Refused):
+    """This dispatch asked for no acknowledgement."""
+
+
+class BadAckToken(Refused):
+    """This token acknowledges nothing."""
+
+
+class AckRefused(Refused):
+    """This dispatch can no longer be acknowledged."""
+
+
+class ConcurrencyConflict(PostroadError):
+    """The stream has moved on; read it again and decide again."""
+
+    stream: str
+
+
+class DuplicateEntry(PostroadError):
+    """These entries are in the log already."""
+
+    stream: str
+    entry_ids: tuple[str, ...]
+
+
+class DuplicateKey(PostroadError):
+    """A dispatch with this key exists already."""
+
+    keys: tuple[str, ...]
+
+
+class StaleClaim(PostroadError):
+    """The claim is over; somebody else may own this by now. Nothing was changed."""
+
+
+class IllegalEdge(PostroadError):
+    """A dispatch cannot go from this status to that one."""
+
+
+class SchemaMismatch(PostroadError):
+    """The database's schema does not fit this version of Postroad."""
+
+
+class CommitUnknown(PostroadError):
+    """The connection broke while COMMIT was under way: look up whether it happened, never run it again blindly."""
+
+
+class TransactionAborted(PostroadError):
+    """The database had aborted this transaction before COMMIT; nothing was written."""
+
+
+class DatabaseBusy(PostroadError):
+    """Another connection held the database's write lock for too long; nothing was written."""

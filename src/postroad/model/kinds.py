@@ -1,0 +1,91 @@
+"""Kinds: stored names with the type of their payload, and how older payloads become today's."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from postroad.model.errors import InvalidInput
+from postroad.model.events import Event
+from postroad.model.ids import RESERVED_PREFIXES, check_name
+from postroad.model.payload import encode
+
+T = TypeVar("T")
+Upgrade = Callable[[Any], Any]
+
+
+class Kind(Generic[T]):
+    """A stored name with the type of its payload: a dataclass, msgspec Struct, pydantic model, TypedDict or dict.
+
+    The version is stored with each row; `upgrade` turns older payloads into today's, one step each:
+    `upgrade={1: from_1_to_2}` gets the plain JSON value of version 1 and returns that of version 2.
+    `aliases` are former names, under which rows may still wait.
+
+    >>> MAIL = Kind("mail", dict[str, str])
+    """
+
+    __slots__ = ("_decoder", "aliases", "body", "name", "upgrade", "version")
+
+    def __init__(
+        self,
+        name: str,
+        body: type[T],
+        *,
+        version: int = 1,
+        aliases: Sequence[str] = (),
+        upgrade: Mapping[int, Upgrade] | None = None,
+    ) -> None:
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise InvalidInput(f"version of kind {name!r} must be 1 or more, got {version!r}.", field="version")
+        self.name = check_name(name, "kind")
+        if self.name.startswith(RESERVED_PREFIXES) and not self.name.startswith("postroad."):
+            raise InvalidInput(f"kind must not begin with {RESERVED_PREFIXES}.", field="kind")
+        self.body = body
+        self.version = version
+        self.aliases = tuple(check_name(alias, "aliases") for alias in aliases)
+        self.upgrade: dict[int, Upgrade] = dict(upgrade or {})
+        self._decoder = _decoder(body)
+
+    def __repr__(self) -> str:
+        return f"Kind({self.name!r}, version={self.version})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Today's name and the former ones."""
+        return (self.name, *self.aliases)
+
+    def of(self, item: Event) -> T | None:
+        """The typed payload if the event or entry is of this kind, else None."""
+        if item.kind not in self.names:
+            return None
+        return self.decode(item.raw, item.version)
+
+    def encode(self, data: object, field: str = "data") -> str:
+        """The payload's JSON text, held against this kind's type; InvalidInput names what is wrong."""
+        encoded = encode(data, field)
+        try:
+            self._decoder(encoded)
+        except (ValueError, TypeError) as error:
+            raise InvalidInput(f"{field} does not fit kind {self.name!r}: {error}", field=field) from error
+        return encoded
+
+    def decode(self, raw: str, version: int) -> T:
+        """The typed payload of a stored text, upgraded from the version it was written in.
+
+        Raises:
+            ValueError: The payload does not fit this kind's type (msgspec.ValidationError among others).
+        """
+        if version >= self.version:
+            return self._decoder(raw)
+        plain = msgspec.json.decode(raw)
+        for step in range(version, self.version):
+            if step in self.upgrade:
+                plain = self.upgrade[step](plain)
+        return self._decoder(encode(plain))
+
+
+def _decoder(body: type[T]) -> Callable[[str], T]:
+    validate = getattr(body, "model_validate_json", None)  # pydantic, without importing it
+    if validate is not None:
+        return cast(Callable[[str], T], validate)
+    return msgspec.json.Decoder(body).decode

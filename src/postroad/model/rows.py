@@ -1,0 +1,271 @@
+"""What engine and store hand each other: rows to be written, claims that were won, results to be settled.
+
+Times are microseconds since 1970 UTC, lengths of time microseconds, payloads their exact JSON text.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from postroad.model.lifecycle import Reason, Result, RunEnd, Status
+from postroad.model.retry import Retry
+
+
+class NewEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event to be put into a stream's inbox. `ready_at` None: at once."""
+
+    stream: str
+    event_id: str
+    kind: str
+    version: int = 1
+    data: str
+    ready_at: int | None = None
+
+
+class Published(msgspec.Struct, frozen=True):
+    """Where an event stands: `created` is False if the same one was accepted before; no position: it landed."""
+
+    event_id: str
+    position: int | None
+    created: bool
+
+
+class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry to be appended to a log."""
+
+    entry_id: str
+    kind: str
+    version: int = 1
+    data: str
+    received_at: int | None = None
+    run_id: str | None = None
+    cause: str | None = None
+
+
+class NewDispatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A dispatch to be written. `key` '' means that its id is its key; max_attempts None: its sender's."""
+
+    id: str
+    key: str
+    stream: str = ""
+    kind: str
+    version: int = 1
+    destination: str = ""
+    body: str
+    headers: str = "{}"
+    on_failure: Literal["event", "alert"] = "event"
+    max_attempts: int | None = None
+    due_at: int
+    expires_at: int | None = None
+    content_hash: str
+    origin: str = "{}"
+    keep: bool = False
+
+
+class Enqueued(msgspec.Struct, frozen=True):
+    """The dispatch that holds a key; `created` is False if it was there before."""
+
+    id: str
+    key: str
+    created: bool
+
+
+class TimerChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of one timer. `spec` is `at` or `after` as it was given: part of the content."""
+
+    verb: Literal["set", "rearm", "cancel"]
+    stream: str
+    key: str
+    fire_at: int = 0
+    data: str = "{}"
+    spec: str = ""
+
+
+class InboxEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a claimed set."""
+
+    position: int
+    event_id: str
+    kind: str
+    version: int
+    data: str
+    received_at: int
+
+
+class TurnClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claimed stream with the exact set of events of its turn.
+
+    `attempt` counts from 1 and includes this one. `interrupted`: the last claimant was lost, not failed.
+    `alone`: the set was split, this is one event of it.
+    """
+
+    stream: str
+    token: str
+    run_id: str
+    turn_id: str
+    attempt: int
+    version: int
+    until: int
+    events: list[InboxEvent]
+    interrupted: bool = False
+    alone: bool = False
+
+
+class ClaimedTurns(msgspec.Struct, frozen=True):
+    """What one pass of claiming came to.
+
+    `clogged`: the oldest waiting events hide other streams' (see `adopt`); `cursor` is for the next pass.
+    """
+
+    claims: list[TurnClaim]
+    clogged: bool
+    cursor: str
+
+
+class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one run."""
+
+    run_id: str
+    end: RunEnd
+    error: str | None = None
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a turn. `end` None: under way, or lost with its process."""
+
+    run_id: str
+    stream: str
+    turn_id: str
+    attempt: int
+    started_at: int
+    ended_at: int | None
+    end: RunEnd | None
+    error: str | None
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Proof of a claim: what is held (a stream or a dispatch id) and the token."""
+
+    subject: str
+    token: str
+
+
+class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a person must know, to be written in the transaction that found it."""
+
+    severity: Literal["warning", "error"] = "error"
+    code: str
+    subject: str
+    detail: str = ""
+
+
+class TurnCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one turn writes: its events consumed, what it recorded and what it causes.
+
+    `consumed` move into the log, then `entries` follow. `dead` stay in the inbox with `dead_reason`.
+    """
+
+    claim: TurnClaim
+    consumed: list[InboxEvent]
+    entries: list[NewEntry] = []
+    dispatches: list[NewDispatch] = []
+    timers: list[TimerChange] = []
+    publishes: list[NewEvent] = []
+    withdrawals: list[str] = []
+    dead: list[InboxEvent] = []
+    dead_reason: str = ""
+    alerts: list[NewAlert] = []
+    end: RunEnd = RunEnd.COMMITTED
+    error: str | None = None
+
+
+class TurnCommitted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a turn's commit came to: the stream's version now, what its publishes and withdrawals answered."""
+
+    stream: str
+    version: int
+    published: list[Published] = []
+    enqueued: list[Enqueued] = []
+    withdrawn: list[str] = []
+    events_left: bool = False
+
+
+class DispatchClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claimed dispatch: the claim is the start of attempt number `attempt`."""
+
+    id: str
+    key: str
+    stream: str
+    kind: str
+    version: int
+    destination: str
+    body: str
+    headers: str
+    origin: str
+    attempt: int
+    max_attempts: int
+    epoch: int
+    token: str
+    until: int
+    created_at: int
+    first_attempt_at: int
+    expires_at: int | None
+    possible_duplicate: bool
+
+
+class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a kind's dispatches are claimed and settled by the app that sends them."""
+
+    kind: str
+    lease: int
+    retry: Retry
+    on_failure: Literal["event", "alert"] = "event"
+    park_unknown: bool = False
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt's result, to be settled under its token. `floor`: no retry sooner than that; `fraction`: jitter.
+
+    `epoch` is the claim's; it matters if an operator's retry has begun a new one since. None: the row's.
+    """
+
+    id: str
+    token: str
+    attempt: int
+    result: Result
+    policy: SendPolicy
+    error: str = ""
+    receipt: str | None = None
+    floor: int = 0
+    fraction: float = 1.0
+    epoch: int | None = None
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What became of a settlement: the dispatch's status now, and whether the claim was over (nothing changed)."""
+
+    id: str
+    status: str
+    reason: str
+    stale: bool
+
+
+class ClaimedDispatches(msgspec.Struct, frozen=True):
+    """What one pass of claiming came to: what may be sent now, and what was ended instead."""
+
+    claims: list[DispatchClaim]
+    ended: list[Settled]
+
+
+class NewTransition(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of history: one change of a dispatch, or what a claimant did after its claim was over (from = to)."""
+
+    entity: str
+    from_status: Status | None
+    to_status: Status
+    reason_code: Reason
+    summary: str = ""
+    source: str = "system"
+    actor: str = ""
+    evidence: str = "[]"
+    metadata: str = "{}"

@@ -1,0 +1,213 @@
+"""The database: runs plain functions over a connection as transactions, from sync and async code alike."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+
+from postroad.model.clock import SECOND, Clock, SystemClock
+from postroad.model.errors import (
+    CommitUnknown,
+    DatabaseBusy,
+    NestedTransaction,
+    TransactionAborted,
+)
+from postroad.model.failpoints import failpoint
+from postroad.store import dialects
+from postroad.store.executor import Executor, Inline, Threads, outcome
+from postroad.store.statements import SCHEMA_OPTION
+
+R = TypeVar("R")
+Lock = Callable[[Connection], object]
+
+TRIES = 5
+SYNC_EVERY = 5 * SECOND
+_inside = threading.local()
+
+
+class FollowingClock:
+    """A clock that runs with this host's steady clock from a reading of the database server's."""
+
+    def __init__(self, base: Clock) -> None:
+        self._base = base
+        self._offset: int | None = None
+        self._synced = 0
+
+    def wall(self) -> int:
+        return self._base.wall() if self._offset is None else self._base.monotonic() + self._offset
+
+    def monotonic(self) -> int:
+        return self._base.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time to read the server's clock again."""
+        return self._offset is None or self._base.monotonic() - self._synced > SYNC_EVERY
+
+    def follow(self, server: int, asked: int) -> None:
+        """Take over a reading of the server's clock that was asked for at `asked` (steady time)."""
+        answered = self._base.monotonic()
+        self._offset = server - (asked + answered) // 2
+        self._synced = answered
+
+
+class Database:
+    """Transactions over one engine.
+
+    Args:
+        engine: The user's engine, or a URL for one of our own.
+        schema: The Postgres schema of our tables; None: the connection's own.
+        clock: The source of every `now`; None: the server's time on Postgres, the host's on SQLite.
+        executor: Where transactions run; None: threads, one for SQLite.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | str | URL,
+        *,
+        schema: str | None = None,
+        clock: Clock | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        self._owns_engine = isinstance(engine, str | URL)
+        self.engine = self._check(engine)
+        self.schema = schema
+        self.is_sqlite = self.engine.dialect.name == "sqlite"
+        self._following = None if clock or self.is_sqlite else FollowingClock(SystemClock())
+        self.clock: Clock = clock or self._following or SystemClock()
+        self._executor = executor or (
+            Threads(workers=1, urgent_workers=0) if self.is_sqlite else Threads(workers=8, urgent_workers=2)
+        )
+        self._readers: Executor = self._executor if isinstance(self._executor, Inline) else Threads(workers=2, urgent_workers=0)
+
+    @staticmethod
+    def _check(engine: Engine | str | URL) -> Engine:
+        return dialects.open_engine(engine) if isinstance(engine, str | URL) else dialects.check_engine(engine)
+
+    def transact(
+        self,
+        fn: Callable[..., R],
+        *args: Any,
+        lock: Lock | None = None,
+        urgent: bool = False,
+        **kwargs: Any,
+    ) -> R:
+        """Run `fn(conn, *args, now=..., **kwargs)` in one transaction and commit it.
+
+        `lock` takes row locks first: `now` is read after it, so that a wait for a lock costs no lease.
+
+        Raises:
+            NestedTransaction: Called from inside a transaction function.
+            DatabaseBusy: SQLite's write lock could not be had.
+            CommitUnknown: The connection broke while COMMIT was under way.
+            TransactionAborted: The function swallowed an error that had aborted the transaction.
+        """
+        return self._submit(fn, args, kwargs, lock=lock, urgent=urgent).result()
+
+    async def atransact(
+        self,
+        fn: Callable[..., R],
+        *args: Any,
+        lock: Lock | None = None,
+        urgent: bool = False,
+        **kwargs: Any,
+    ) -> R:
+        """`transact` for async code: one hop for the whole transaction, never abandoned half-way."""
+        return await outcome(self._submit(fn, args, kwargs, lock=lock, urgent=urgent))
+
+    def read(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Run `fn(conn, *args, **kwargs)` over one unchanging view of the database; it must not write."""
+        self._refuse_nesting()
+        return self._readers.submit(lambda: self._read(fn, args, kwargs)).result()
+
+    async def aread(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """`read` for async code."""
+        self._refuse_nesting()
+        return await outcome(self._readers.submit(lambda: self._read(fn, args, kwargs)))
+
+    def bind(self, conn: Connection) -> Connection:
+        """Let our statements know, on a connection of the user's, which schema our tables are in."""
+        return conn.execution_options(**{SCHEMA_OPTION: self.schema})
+
+    def close(self) -> None:
+        """End our threads; close the engine if it is ours."""
+        self._executor.close()
+        self._readers.close()
+        if self._owns_engine:
+            self.engine.dispose()
+
+    def _submit(
+        self, fn: Callable[..., R], args: Any, kwargs: Any, *, lock: Lock | None, urgent: bool
+    ) -> Future[R]:
+        self._refuse_nesting()
+        return self._executor.submit(lambda: self._run(fn, args, kwargs, lock), urgent=urgent)
+
+    @staticmethod
+    def _refuse_nesting() -> None:
+        if getattr(_inside, "transaction", False):
+            raise NestedTransaction
+
+    def _run(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None) -> R:
+        for last in (*[False] * (TRIES - 1), True):
+            try:
+                return self._once(fn, args, kwargs, lock)
+            except DBAPIError as error:
+                if not dialects.is_transient(error):
+                    raise
+                if last:
+                    raise (DatabaseBusy(str(error.orig)) if dialects.is_busy(error) else error) from error
+        raise AssertionError("unreachable")
+
+    def _once(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None) -> R:
+        with self.engine.connect() as conn:
+            dialects.prepare(self.bind(conn))
+            with conn.begin() as transaction, _Inside():
+                self._follow(conn)
+                if lock is not None:
+                    lock(conn)
+                result = fn(conn, *args, now=self.clock.wall(), **kwargs)
+                if dialects.aborted(conn):
+                    raise TransactionAborted
+                failpoint("commit.before")
+                self._commit(conn, transaction)
+            failpoint("commit.after")
+            return result
+
+    @staticmethod
+    def _commit(conn: Connection, transaction: Any) -> None:
+        try:
+            transaction.commit()
+        except DBAPIError as error:
+            if conn.invalidated or error.connection_invalidated:
+                raise CommitUnknown(str(error.orig)) from error
+            raise
+
+    def _follow(self, conn: Connection) -> None:
+        if self._following is not None and self._following.due():
+            asked = self._following.monotonic()
+            server = dialects.database_micros(conn)
+            if server is not None:
+                self._following.follow(server, asked)
+
+    def _read(self, fn: Callable[..., R], args: Any, kwargs: Any) -> R:
+        with self.engine.connect() as conn:
+            dialects.prepare(self.bind(conn), read=True)
+            with conn.begin() as transaction, _Inside():
+                result = fn(conn, *args, **kwargs)
+                transaction.rollback()
+            return result
+
+
+class _Inside:
+    """Marks this thread as being inside a transaction function."""
+
+    def __enter__(self) -> None:
+        _inside.transaction = True
+
+    def __exit__(self, *error: object) -> None:
+        _inside.transaction = False
+
+

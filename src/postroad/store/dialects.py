@@ -1,0 +1,236 @@
+"""What differs between SQLite and Postgres around a transaction: opening, beginning, checking, telling errors apart."""
+
+import hashlib
+import json
+import sqlite3
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from postroad.model.errors import DatabaseBusy, InvalidInput, NotInTransaction, Refused
+from postroad.store.statements import SCHEMA_OPTION
+
+READ_OPTION = "postroad_read"
+BUSY_MILLISECONDS = 5_000
+# https://www.sqlite.org/wal.html#walresetbug: several connections may corrupt the file.
+_WAL_RESET_FIXED = (3, 51, 3)
+_WAL_RESET_BACKPORTS = frozenset({(3, 44, 6), (3, 50, 7)})
+_CONFIGURED = "postroad_configured"
+
+
+class SQLiteVersionWarning(UserWarning):
+    """This process's SQLite library has a fault with several connections in WAL mode."""
+
+
+def open_engine(database: str | URL) -> Engine:
+    """An engine of our own for a database URL; postgres:// and postgresql:// mean psycopg 3."""
+    url = make_url(database)
+    if url.drivername in ("postgres", "postgresql"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() == "sqlite":
+        if url.database in (None, "", ":memory:"):
+            raise InvalidInput("database must be a SQLite file: several connections share it.", field="database")
+        return configure_sqlite(create_engine(url, pool_reset_on_return=None, connect_args=_sqlite_module_args()))
+    if url.drivername != "postgresql+psycopg":
+        raise InvalidInput(
+            f"database must be sqlite or postgresql (psycopg), got {url.drivername}.", field="database"
+        )
+    return create_engine(url, pool_size=12, max_overflow=4, pool_timeout=30, pool_pre_ping=False)
+
+
+def _sqlite_module_args() -> dict[str, Any]:
+    return {"timeout": BUSY_MILLISECONDS / 1000}
+
+
+def check_engine(engine: object) -> Engine:
+    """The user's engine, if it is one that we can work with; else Refused with the cure."""
+    if hasattr(engine, "sync_engine"):
+        raise Refused("Pass a (sync) Engine or a URL, not an AsyncEngine; `join` takes async connections.")
+    if not isinstance(engine, Engine):
+        raise InvalidInput(f"database must be a URL or an Engine, got {type(engine).__name__}.", field="database")
+    if engine.dialect.name == "sqlite" and not getattr(engine, _CONFIGURED, False):
+        raise Refused("Prepare this SQLite engine first: engine = postroad.sqlite.configure(engine).")
+    if engine.dialect.name not in ("sqlite", "postgresql"):
+        raise InvalidInput(f"database must be sqlite or postgresql, got {engine.dialect.name}.", field="database")
+    return engine
+
+
+def configure_sqlite(engine: Engine) -> Engine:
+    """Prepare a SQLite engine: WAL, synchronous=FULL, and BEGIN IMMEDIATE at the start of each transaction.
+
+    The driver's own transaction handling is switched off, because it begins before the first write only and so
+    leaves earlier reads outside the transaction.
+    """
+    if engine.dialect.name != "sqlite":
+        raise InvalidInput(f"engine must be a sqlite one, got {engine.dialect.name}.", field="engine")
+    if getattr(engine, _CONFIGURED, False):
+        return engine
+    event.listen(engine, "connect", _on_connect)
+    event.listen(engine, "begin", _on_begin)
+    setattr(engine, _CONFIGURED, True)
+    return engine
+
+
+def _on_connect(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+    _enter_wal(cursor)
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.close()
+
+
+def _enter_wal(cursor: Any) -> None:
+    # Entering WAL does not wait for other connections as everything else does; beginning a transaction waits.
+    for _ in range(100):
+        cursor.execute("PRAGMA journal_mode")  # not chained: aiosqlite's adapter returns another cursor
+        if cursor.fetchone()[0] == "wal":
+            return
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if (error.sqlite_errorcode & 0xFF) != sqlite3.SQLITE_BUSY:
+                raise
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute("ROLLBACK")
+
+
+def _on_begin(conn: Connection) -> None:
+    reading = conn.get_execution_options().get(READ_OPTION)
+    conn.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+def warn_of_sqlite_fault() -> None:
+    """Warn if this process's SQLite has the WAL-reset fault, and name the cure."""
+    version = sqlite3.sqlite_version_info
+    if (3, 7, 0) <= version < _WAL_RESET_FIXED and version not in _WAL_RESET_BACKPORTS:
+        warnings.warn(
+            f"SQLite {sqlite3.sqlite_version} can corrupt a WAL database that several connections write to "
+            "(https://www.sqlite.org/wal.html#walresetbug). Put `import postroad.bundled_sqlite` at the top of "
+            "your program (pip install 'postroad[sqlite]'), or use SQLite 3.51.3 or newer.",
+            SQLiteVersionWarning,
+            stacklevel=3,
+        )
+
+
+def check_joined(conn: Connection) -> None:
+    """Refuse a connection whose transaction could not hold our rows: autocommit, or another SQLite library."""
+    raw = conn.connection.dbapi_connection
+    if conn.dialect.name == "postgresql":
+        if getattr(raw, "autocommit", False):
+            raise NotInTransaction("This connection is in autocommit mode.")
+        return
+    driver = conn.connection.driver_connection
+    driver = getattr(driver, "_conn", driver)  # aiosqlite wraps the real one
+    if not isinstance(driver, sqlite3.Connection):
+        raise Refused(
+            f"This connection comes from another SQLite library ({type(driver).__module__}); two copies in one "
+            "process drop each other's locks. Put `import postroad.bundled_sqlite` first, or use sqlite3."
+        )
+    if driver.in_transaction:
+        return
+    if conn.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or driver.isolation_level is None:
+        raise NotInTransaction("This connection is in autocommit mode.")
+    # The driver would begin at the first INSERT, but a SAVEPOINT before it would commit when it is released.
+    conn.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def prepare(conn: Connection, *, read: bool = False) -> None:
+    """Options that our own transaction needs before it begins."""
+    if conn.dialect.name == "postgresql":
+        conn.execution_options(isolation_level="REPEATABLE READ" if read else "READ COMMITTED")
+    elif read:
+        conn.execution_options(**{READ_OPTION: True})
+
+
+def aborted(conn: Connection) -> bool:
+    """Whether the database has aborted this transaction, so that COMMIT would roll back and answer success."""
+    if conn.dialect.name != "postgresql":
+        return False
+    from psycopg.pq import TransactionStatus
+
+    raw: Any = conn.connection.dbapi_connection
+    status: TransactionStatus = raw.info.transaction_status
+    # Idle: psycopg begins with the first statement, and there was none.
+    return status not in (TransactionStatus.INTRANS, TransactionStatus.IDLE)
+
+
+def is_busy(error: DBAPIError) -> bool:
+    """Whether SQLite's write lock could not be had in time."""
+    code = getattr(error.orig, "sqlite_errorcode", 0) or 0
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_transient(error: DBAPIError) -> bool:
+    """Whether running the same transaction again may succeed and the database says that nothing was written."""
+    return is_busy(error) or getattr(error.orig, "sqlstate", None) in ("40001", "40P01", "55P03")
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the database could not be reached, or not in time, before anything was committed."""
+    if isinstance(error, DatabaseBusy):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    return error.connection_invalidated or (isinstance(error, OperationalError) and _no_connection(error))
+
+
+def _no_connection(error: OperationalError) -> bool:
+    # Connecting failed: psycopg has no SQLSTATE then, or one of class 57 (shutdown) or 53 (too many clients).
+    state = getattr(error.orig, "sqlstate", "")
+    return state is None or state[:2] in ("57", "53", "08")
+
+
+def database_micros(conn: Connection) -> int | None:
+    """The database server's clock in microseconds, where there is a server."""
+    if conn.dialect.name != "postgresql":
+        return None
+    stamp = conn.exec_driver_sql("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)").scalar_one()
+    return int(stamp)
+
+
+def distrust_statistics(conn: Connection) -> None:
+    """For this transaction, plan by our indexes: these tables never have true statistics."""
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql(
+            "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
+        )
+
+
+_NAME_LOCKS = 0x706F7374  # our class of advisory locks; two names that hash alike only wait for each other
+
+
+def try_lock_names(conn: Connection, names: Sequence[str], *, limit: int) -> list[str]:
+    """The first `limit` of the names that nobody else has locked, now locked until the transaction ends.
+
+    For what has no row yet that could be locked. On SQLite the transaction is the lock.
+    """
+    if conn.dialect.name != "postgresql":
+        return list(names[:limit])
+    found = conn.exec_driver_sql(
+        "SELECT value FROM json_array_elements_text(CAST(%s AS json)) "
+        "WHERE pg_try_advisory_xact_lock(%s, hashtext(value)) LIMIT %s",
+        (json.dumps(list(names)), _NAME_LOCKS, limit),
+    )
+    return list(found.scalars())
+
+
+CHANNEL = "postroad"
+
+
+def channel(schema: str | None) -> str:
+    """The Postgres channel on which processes wake each other: one per schema of our tables."""
+    if schema is None:
+        return CHANNEL
+    return f"{CHANNEL}_{hashlib.sha256(schema.encode()).hexdigest()[:12]}"
+
+
+def notify_at_commit(conn: Connection, topics: frozenset[str]) -> None:
+    """Let a user's COMMIT wake other processes' loops, where the database can (SQLite's are told by its file)."""
+    if conn.dialect.name == "postgresql" and topics:
+        told = channel(conn.get_execution_options().get(SCHEMA_OPTION))
+        conn.exec_driver_sql("SELECT pg_notify(%s, %s)", (told, ",".join(sorted(topics))))

@@ -1,0 +1,242 @@
+"""Claims of dispatches: who may send what now, and what is ended because it may be sent no more."""
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import Connection
+
+from postroad.model.failpoints import failpoint
+from postroad.model.lifecycle import Reason, Status, budget_spent
+from postroad.model.rows import (
+    ClaimedDispatches,
+    DispatchClaim,
+    Hold,
+    NewTransition,
+    SendPolicy,
+    Settled,
+)
+from postroad.store import dialects, moves, settle, transitions
+from postroad.store.statements import Statement
+
+_COLUMNS = moves.COLUMNS + ", o.version, o.body, o.headers, o.origin, o.created_at"
+
+# "Unfinished" is said as the index says it: SQLite uses a partial index for nothing else. A claim whose lease
+# is over is due like any other. A scalar subquery: EXISTS may be planned as a join that reads all of it.
+_HEADS = Statement("""
+SELECT value AS kind, head FROM (
+    SELECT value, (
+        SELECT o.due_at FROM {p}outbox AS o
+        WHERE o.kind = value AND o.status IN ('pending', 'delivering') AND o.due_at <= :now
+        AND (:takeover = 1 OR o.status = 'pending')
+        ORDER BY o.due_at LIMIT 1
+    ) AS head FROM {list:kinds}
+) AS heads WHERE head IS NOT NULL ORDER BY head
+""")
+
+# Rows are chosen and locked here and changed by their ids in a later statement: as one statement, a plan may
+# run the choice again for each row and claim more than the limit.
+_DUE = Statement(
+    "SELECT " + _COLUMNS + " FROM {p}outbox AS o "
+    "WHERE o.kind = :kind AND o.status IN ('pending', 'delivering') AND o.due_at <= :now "
+    "AND (:takeover = 1 OR o.status = 'pending') "
+    "ORDER BY o.due_at LIMIT :limit {skip_locked}"
+)
+
+_CLAIM = Statement("""
+UPDATE {p}outbox
+SET status = 'delivering', attempt = attempt + 1, claim_token = :token, due_at = :until,
+    first_attempt_at = coalesce(first_attempt_at, :now), max_attempts = coalesce(max_attempts, :attempts_max),
+    updated_at = :now
+WHERE id IN (SELECT value FROM {list:ids})
+""")
+
+_CURRENT = Statement("""
+SELECT o.id FROM {rows:holds(subject text, token text)}
+JOIN {p}outbox AS o ON o.id = holds.subject AND o.claim_token = holds.token AND o.due_at > :now
+ORDER BY holds.ord
+""")
+
+_BY_TOKEN = Statement(
+    "SELECT " + _COLUMNS + " FROM {p}outbox AS o "
+    "WHERE o.status IN ('pending', 'delivering') AND o.due_at IS NOT NULL AND o.claim_token = :token "
+    "ORDER BY o.due_at, o.id"
+)
+
+
+class Due(moves.Standing, frozen=True, kw_only=True):
+    """A dispatch that is due, with what its sender needs."""
+
+    version: int
+    body: str
+    headers: str
+    origin: str
+    created_at: int
+
+
+def due_kinds(conn: Connection, kinds: Sequence[str], *, takeover: bool, now: int) -> list[str]:
+    """Which of these kinds have anything to claim, the one that has waited longest first.
+
+    Without `takeover`, claims whose lease is over don't count.
+    """
+    return [kind for kind, _ in _heads(conn, kinds, takeover=takeover, now=now)]
+
+
+def _heads(conn: Connection, kinds: Sequence[str], *, takeover: bool, now: int) -> list[tuple[str, int]]:
+    dialects.distrust_statistics(conn)
+    listed = msgspec.json.encode(kinds).decode()
+    return [(row.kind, row.head) for row in _HEADS(conn, kinds=listed, takeover=int(takeover), now=now)]
+
+
+def claim(
+    conn: Connection,
+    policy: SendPolicy,
+    *,
+    names: Sequence[str],
+    token: str,
+    limit: int,
+    takeover: bool = True,
+    now: int,
+) -> ClaimedDispatches:
+    """Claim at most `limit` due dispatches of a kind, stored under any of its `names`, oldest due time first.
+
+    The claim is the start of an attempt and is counted. What may be sent no more is ended instead, with
+    outcome and alert, and counts towards the limit: its deadline has passed, its last attempt's lease was
+    lost, or its budget is spent. `takeover` False leaves claims alone whose lease is over.
+    """
+    rows = _due(conn, names, limit=limit, takeover=takeover, now=now)
+    failpoint("dispatch.selected")
+    ended = [move for row in rows if (move := _end(row, policy, now=now)) is not None]
+    finished = {move.row.id for move in ended}
+    claimed = [row for row in rows if row.id not in finished]
+    moves.apply(conn, ended, now=now)
+    if claimed:
+        _start(conn, claimed, policy, token=token, now=now)
+    return ClaimedDispatches(
+        [_claim_of(_started(row, policy, token=token, now=now)) for row in claimed],
+        [Settled(move.row.id, move.to, move.reason, False) for move in ended],
+    )
+
+
+def _due(conn: Connection, names: Sequence[str], *, limit: int, takeover: bool, now: int) -> list[Due]:
+    """Due rows, locked. Of several names the one that has waited longest comes first: none starves."""
+    dialects.distrust_statistics(conn)
+    if len(names) > 1:
+        names = due_kinds(conn, names, takeover=takeover, now=now)
+    rows: list[Due] = []
+    for name in names:
+        if len(rows) < limit:
+            found = _DUE(conn, kind=name, limit=limit - len(rows), takeover=int(takeover), now=now)
+            rows.extend(moves.standing(row, Due) for row in found)
+    return rows
+
+
+def _end(row: Due, policy: SendPolicy, *, now: int) -> moves.Move | None:
+    """The move that ends a due dispatch which may be sent no more; None: send it."""
+    lost = row.status is Status.DELIVERING
+    attempts_max = row.max_attempts or policy.retry.attempts
+    gone = f"the lease of attempt {row.attempt} of {attempts_max} was lost"
+    spent = budget_spent(
+        policy.retry.budget, attempt=row.attempt, first_attempt_at=row.first_attempt_at, start=now
+    )
+    if row.expires_at is not None and row.expires_at <= now:
+        return msgspec.structs.replace(settle.overdue(row), on_failure=policy.on_failure)
+    if lost and row.attempt >= attempts_max:
+        return _die(row, policy, Reason.LEASE_LOST, gone, error=gone)
+    if lost and policy.park_unknown:
+        return _die(row, policy, Reason.UNKNOWN_OUTCOME, f"{gone}; it may have arrived", error=gone)
+    if spent:
+        said = f"attempt {row.attempt + 1} would start after the budget"
+        return _die(row, policy, Reason.BUDGET, f"{gone}; {said}" if lost else said, error=row.last_error)
+    return None
+
+
+def _die(row: Due, policy: SendPolicy, reason: Reason, summary: str, *, error: str | None) -> moves.Move:
+    return moves.move(row, Status.DEAD_LETTER, reason, summary, error=error, on_failure=policy.on_failure)
+
+
+def _start(conn: Connection, rows: Sequence[Due], policy: SendPolicy, *, token: str, now: int) -> None:
+    """Start an attempt of each of these rows."""
+    _CLAIM(
+        conn,
+        ids=msgspec.json.encode([row.id for row in rows]).decode(),
+        token=token,
+        until=now + policy.lease,
+        attempts_max=policy.retry.attempts,
+        now=now,
+    )
+    failpoint("dispatch.claimed")
+    transitions.record(conn, [_history(row, policy) for row in rows], now=now)
+
+
+def _history(row: Due, policy: SendPolicy) -> NewTransition:
+    lost = f"; the lease of attempt {row.attempt} was lost" if row.status is Status.DELIVERING else ""
+    return NewTransition(
+        entity=row.id,
+        from_status=row.status,
+        to_status=Status.DELIVERING,
+        reason_code=Reason.ATTEMPT,
+        summary=f"attempt {row.attempt + 1} of {row.max_attempts or policy.retry.attempts}{lost}",
+        metadata=msgspec.json.encode({"attempt": row.attempt + 1, "epoch": row.epoch}).decode(),
+    )
+
+
+def _started(row: Due, policy: SendPolicy, *, token: str, now: int) -> Due:
+    """The row as `_CLAIM` has left it."""
+    return msgspec.structs.replace(
+        row,
+        attempt=row.attempt + 1,
+        max_attempts=row.max_attempts or policy.retry.attempts,
+        claim_token=token,
+        due_at=now + policy.lease,
+        first_attempt_at=now if row.first_attempt_at is None else row.first_attempt_at,
+    )
+
+
+def _claim_of(row: Due) -> DispatchClaim:
+    """The claim that a claimed row stands for: its CHECK and the claim itself have set all these fields."""
+    assert row.claim_token is not None
+    assert row.due_at is not None
+    assert row.max_attempts is not None
+    assert row.first_attempt_at is not None
+    return DispatchClaim(
+        id=row.id,
+        key=row.key,
+        stream=row.stream,
+        kind=row.kind,
+        version=row.version,
+        destination=row.destination,
+        body=row.body,
+        headers=row.headers,
+        origin=row.origin,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        epoch=row.epoch,
+        token=row.claim_token,
+        until=row.due_at,
+        created_at=row.created_at,
+        first_attempt_at=row.first_attempt_at,
+        expires_at=row.expires_at,
+        possible_duplicate=row.attempt > 1 or row.epoch > 0,
+    )
+
+
+def release(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
+    """Give claims back of which nothing had begun, as if they had not been; the ids that were still held."""
+    standing = moves.lock(conn, [hold.subject for hold in holds])
+    held = {
+        hold.subject: standing[hold.subject]
+        for hold in holds
+        if hold.subject in standing and standing[hold.subject].claim_token == hold.token
+    }
+    moves.apply(conn, [settle.released(row, now=now) for row in held.values()], now=now)
+    return list(held)
+
+
+def recheck(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
+    """The ids of those claims that are still held and whose lease is not over, in the given order."""
+    return list(_CURRENT(conn, holds=msgspec.json.encode(holds).decode(), now=now).scalars())
+
+
+def lookup(conn: Connection, token: str) -> list[DispatchClaim]:
+    """What was claimed under a token, for a claimant that lost the answer to its COMMIT."""
+    return [_claim_of(moves.standing(row, Due)) for row in _BY_TOKEN(conn, token=token)]

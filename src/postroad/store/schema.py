@@ -1,0 +1,219 @@
+"""The tables. Text ids, integer microseconds UTC, JSON as the exact text that was accepted, flags as 0 and 1.
+
+Finished rows cost the hot paths nothing: every index that a loop reads is partial, over what is unfinished.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy import Text as AnyText
+
+PREFIX = "postroad_"
+
+# Text that is sorted or compared byte by byte on Postgres; SQLite does so by itself.
+Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
+# Positions grow for ever and are never used again: an identity on Postgres, AUTOINCREMENT on SQLite.
+Position = BigInteger().with_variant(Integer, "sqlite")
+
+metadata = MetaData()
+
+streams = Table(
+    PREFIX + "streams",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("type", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("deleted_at", BigInteger),
+)
+
+log = Table(
+    PREFIX + "log",
+    metadata,
+    Column("stream", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("entry_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("data", AnyText, nullable=False),
+    Column("received_at", BigInteger, nullable=False),
+    Column("recorded_at", BigInteger, nullable=False),
+    Column("run_id", Text),
+    Column("cause", Text),
+    UniqueConstraint("stream", "entry_id", name=PREFIX + "log_entry"),
+)
+
+inbox = Table(
+    PREFIX + "inbox",
+    metadata,
+    Column("position", Position, Identity(cache=1), primary_key=True),
+    Column("stream", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("data", AnyText, nullable=False),
+    Column("received_at", BigInteger, nullable=False),
+    Column("ready_at", BigInteger, nullable=False),
+    Column("front", Integer, nullable=False, server_default=text("1")),
+    Column("reason", AnyText),
+    UniqueConstraint("stream", "event_id", name=PREFIX + "inbox_event"),
+    sqlite_autoincrement=True,
+)
+Index(PREFIX + "inbox_stream", inbox.c.type, inbox.c.stream, inbox.c.position,
+      postgresql_where=text("reason IS NULL"), sqlite_where=text("reason IS NULL"))  # fmt: skip
+Index(PREFIX + "inbox_front", inbox.c.type, inbox.c.ready_at, inbox.c.position,
+      postgresql_where=text("front = 1 AND reason IS NULL"), sqlite_where=text("front = 1 AND reason IS NULL"))  # fmt: skip
+# For `status` and operators: dead events, counted and listed without a walk over what waits.
+Index(PREFIX + "inbox_dead", inbox.c.position,
+      postgresql_where=text("reason IS NOT NULL"), sqlite_where=text("reason IS NOT NULL"))  # fmt: skip
+
+# A stream has a row here only while it is claimed, backs off, is parked or was freed with events left.
+# `until` says when to look at it again; NULL: a person must. `picked` is the claimed set as inbox positions,
+# `alone` the rest of a set that was split, to be tried one by one.
+queues = Table(
+    PREFIX + "queues",
+    metadata,
+    Column("stream", Text, primary_key=True),
+    Column("type", Text, nullable=False),
+    Column("claim_token", Text),
+    Column("until", BigInteger),
+    Column("state", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("picked", AnyText),
+    Column("alone", AnyText),
+    CheckConstraint("(claim_token IS NULL) = (state <> 'claimed')", name=PREFIX + "queues_token"),
+    postgresql_with={"fillfactor": 70},
+)
+Index(PREFIX + "queues_until", queues.c.type, queues.c.until,
+      postgresql_where=text("until IS NOT NULL"), sqlite_where=text("until IS NOT NULL"))  # fmt: skip
+
+outbox = Table(
+    PREFIX + "outbox",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("key", Text, nullable=False),
+    Column("stream", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("destination", Text, nullable=False),
+    Column("body", AnyText, nullable=False),
+    Column("headers", AnyText, nullable=False),
+    Column("lane", Text),
+    Column("lane_new", Integer, nullable=False, server_default=text("0")),
+    Column("policy", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("max_attempts", Integer),
+    Column("epoch", Integer, nullable=False),
+    Column("due_at", BigInteger),
+    Column("first_attempt_at", BigInteger),
+    Column("claim_token", Text),
+    Column("expires_at", BigInteger),
+    Column("ack_required", Integer, nullable=False, server_default=text("0")),
+    Column("receipt", AnyText),
+    Column("last_error", AnyText),
+    Column("content_hash", Text, nullable=False),
+    Column("origin", AnyText, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    UniqueConstraint("key", name=PREFIX + "outbox_key"),
+    CheckConstraint("attempt >= 0", name=PREFIX + "outbox_attempt"),
+    CheckConstraint("max_attempts >= 1", name=PREFIX + "outbox_max_attempts"),
+    CheckConstraint("policy IN ('event', 'alert')", name=PREFIX + "outbox_policy"),
+    CheckConstraint(
+        "status IN ('pending', 'delivering', 'delivered', 'acked', 'dead_letter', 'expired')",
+        name=PREFIX + "outbox_status",
+    ),
+    # A claim is a status, a token and the end of a lease (due_at), all three or none.
+    CheckConstraint(
+        "(status = 'delivering') = (claim_token IS NOT NULL) AND (status <> 'delivering' OR due_at IS NOT NULL)",
+        name=PREFIX + "outbox_claim",
+    ),
+)
+_UNFINISHED = text("status IN ('pending', 'delivering') AND due_at IS NOT NULL")
+Index(PREFIX + "outbox_due", outbox.c.kind, outbox.c.due_at,
+      postgresql_where=_UNFINISHED, sqlite_where=_UNFINISHED)  # fmt: skip
+_EXPIRES = text("status IN ('pending', 'delivering') AND expires_at IS NOT NULL")
+Index(PREFIX + "outbox_expires", outbox.c.expires_at, postgresql_where=_EXPIRES, sqlite_where=_EXPIRES)
+
+timers = Table(
+    PREFIX + "timers",
+    metadata,
+    Column("stream", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("fire_at", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("data", AnyText, nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    CheckConstraint("status IN ('armed', 'fired', 'cancelled')", name=PREFIX + "timers_status"),
+)
+Index(PREFIX + "timers_due", timers.c.fire_at,
+      postgresql_where=text("status = 'armed'"), sqlite_where=text("status = 'armed'"))  # fmt: skip
+
+# `end_reason` NULL: still running, or lost with its process. `end` is a reserved word on both databases.
+runs = Table(
+    PREFIX + "runs",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("stream", Text, nullable=False),
+    Column("turn_id", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("claim_token", Text, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    Column("end_reason", Text),
+    Column("error", AnyText),
+)
+Index(PREFIX + "runs_stream", runs.c.stream, runs.c.started_at)
+# For `status` (how many runs lately) and for retention, which ends the oldest first.
+Index(PREFIX + "runs_started", runs.c.started_at)
+Index(PREFIX + "runs_trouble", runs.c.end_reason, runs.c.ended_at,
+      postgresql_where=text("end_reason <> 'committed'"), sqlite_where=text("end_reason <> 'committed'"))  # fmt: skip
+
+transitions = Table(
+    PREFIX + "transitions",
+    metadata,
+    Column("id", Position, Identity(cache=1), primary_key=True),
+    Column("entity", Text, nullable=False),
+    Column("from_status", Text),
+    Column("to_status", Text, nullable=False),
+    Column("reason_code", Text, nullable=False),
+    Column("summary", AnyText, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("evidence", AnyText, nullable=False),
+    Column("metadata", AnyText, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(PREFIX + "transitions_entity", transitions.c.entity, transitions.c.id)
+# For `status`: what went wrong lately, without a walk over all that went well.
+_TROUBLE = text("to_status IN ('dead_letter', 'expired') OR from_status = to_status")
+Index(PREFIX + "transitions_trouble", transitions.c.at, postgresql_where=_TROUBLE, sqlite_where=_TROUBLE)
+
+alerts = Table(
+    PREFIX + "alerts",
+    metadata,
+    Column("id", Position, Identity(cache=1), primary_key=True),
+    Column("severity", Text, nullable=False),
+    Column("code", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("detail", AnyText, nullable=False),
+    Column("raised_at", BigInteger, nullable=False),
+    Column("rung_at", BigInteger),
+    sqlite_autoincrement=True,
+)
+Index(PREFIX + "alerts_unrung", alerts.c.id,
+      postgresql_where=text("rung_at IS NULL"), sqlite_where=text("rung_at IS NULL"))  # fmt: skip

@@ -1,0 +1,150 @@
+"""How attempts end: status, history, error, due time, outcome and alert in ONE guarded transaction."""
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import Connection
+
+from postroad.model.failpoints import failpoint
+from postroad.model.lifecycle import Next, Reason, Result, Status, after_attempt
+from postroad.model.payload import PAYLOAD_BYTES_MAX, safe_error
+from postroad.model.rows import Settled, Settlement
+from postroad.store import dialects, moves
+from postroad.store.statements import Statement
+
+# A delivering one expires only when its lease is over: until then its sender may still be sending.
+_OVERDUE = Statement(
+    "SELECT " + moves.COLUMNS + " FROM {p}outbox AS o "
+    "WHERE o.expires_at <= :now AND o.status IN ('pending', 'delivering') "
+    "AND (o.status = 'pending' OR o.due_at <= :now) "
+    "ORDER BY o.expires_at LIMIT :limit {skip_locked}"
+)
+
+_SAID: dict[Result, str] = {
+    "ok": "sent",
+    "failed": "failed",
+    "permanent": "failed for good",
+    "unknown": "may have arrived",
+    "released": "given back, nothing had begun",
+}
+
+
+def lock(conn: Connection, settlements: Sequence[Settlement]) -> None:
+    """Lock these settlements' dispatches; `now` is read after it, so that a wait costs nobody a lease."""
+    moves.lock(conn, [each.id for each in settlements])
+
+
+def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> list[Settled]:
+    """Write attempts' results, each under its claim's token, and say in the same order what became of them.
+
+    A lease that is over does not matter as long as the token is the current one. Under any other token no
+    status changes: the attempt's history is written, and if it succeeded its outcome too. A dispatch that was
+    purged leaves nothing to write to; its status is then "".
+    """
+    standing = moves.lock(conn, [each.id for each in settlements])
+    failpoint("settle.locked")
+    made: list[moves.Move] = []
+    settled: list[Settled] = []
+    for each in settlements:
+        row = standing.get(each.id)
+        if row is None:
+            settled.append(Settled(each.id, "", _late_reason(each), True))
+            continue
+        fresh = row.claim_token == each.token
+        move = _ended(row, each, now=now) if fresh else _late(row, each)
+        settled.append(Settled(each.id, move.to, move.reason, not fresh))
+        if fresh or each.result != "released":
+            made.append(move)
+        # The same dispatch once more in this call: its claim is over by now.
+        standing[each.id] = msgspec.structs.replace(row, status=move.to, claim_token=None) if fresh else row
+    moves.apply(conn, made, now=now)
+    return settled
+
+
+def _ended(row: moves.Standing, each: Settlement, *, now: int) -> moves.Move:
+    """The move that an attempt's result makes of its dispatch."""
+    if each.result == "released":
+        return released(row, now=now)
+    attempts_max = row.max_attempts or each.policy.retry.attempts
+    following = after_attempt(
+        each.result,
+        each.policy.retry,
+        attempt=row.attempt,
+        attempts_max=attempts_max,
+        first_attempt_at=row.first_attempt_at or now,
+        now=now,
+        fraction=each.fraction,
+        floor=each.floor,
+    )
+    summary, error = _said(f"attempt {row.attempt} of {attempts_max} {_SAID[each.result]}", each)
+    return moves.move(
+        row,
+        following.status,
+        following.reason,
+        summary,
+        due_at=_due(following, now=now),
+        error=error,
+        receipt=row.receipt if each.receipt is None else safe_error(each.receipt, PAYLOAD_BYTES_MAX),
+        on_failure=each.policy.on_failure,
+    )
+
+
+def released(row: moves.Standing, *, now: int) -> moves.Move:
+    """The move that gives a claim back of which nothing had begun: as if the attempt had not been."""
+    return moves.move(
+        row,
+        Status.PENDING,
+        Reason.RELEASED,
+        f"attempt {row.attempt} {_SAID['released']}",
+        due_at=now,
+        attempt=row.attempt - 1,
+        first_attempt_at=None if row.attempt == 1 else row.first_attempt_at,
+    )
+
+
+def _late(row: moves.Standing, each: Settlement) -> moves.Move:
+    """What an attempt did after its claim was over."""
+    summary, _ = _said(f"attempt {each.attempt} {_SAID[each.result]} after its claim was over", each)
+    return moves.move(
+        row,
+        row.status,
+        _late_reason(each),
+        summary,
+        late=True,
+        attempt=each.attempt,
+        epoch=row.epoch if each.epoch is None else each.epoch,
+        error=None,
+        told=Status.DELIVERED if each.result == "ok" else None,
+        on_failure=each.policy.on_failure,
+    )
+
+
+def _late_reason(each: Settlement) -> Reason:
+    return Reason.STALE_OK if each.result == "ok" else Reason.STALE_FAILED
+
+
+def _said(what: str, each: Settlement) -> tuple[str, str | None]:
+    """The history's summary and the error's text; a success has none."""
+    if each.result == "ok":
+        return what, None
+    error = safe_error(each.error)
+    return (f"{what}: {error}" if error else what), error
+
+
+def _due(following: Next, *, now: int) -> int | None:
+    return None if following.delay is None else now + following.delay
+
+
+def expire(conn: Connection, *, limit: int, now: int) -> int:
+    """End at most `limit` dispatches of any kind whose deadline has passed, oldest first; their number."""
+    dialects.distrust_statistics(conn)
+    rows = [moves.standing(row, moves.Standing) for row in _OVERDUE(conn, limit=limit, now=now)]
+    moves.apply(conn, [overdue(row) for row in rows], now=now)
+    return len(rows)
+
+
+def overdue(row: moves.Standing) -> moves.Move:
+    """The move that ends a dispatch whose deadline has passed."""
+    return moves.move(
+        row, Status.EXPIRED, Reason.DEADLINE, f"its deadline passed after {row.attempt} attempts"
+    )

@@ -1,0 +1,177 @@
+"""The commit of a turn: all that a decision consumed, recorded and caused, in one transaction.
+
+The claim is locked and checked first; what decides is read in later statements, so that on Postgres they
+see whatever had committed before the lock was ours.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import TypeVar
+
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from postroad.model.errors import InvalidInput, StaleClaim
+from postroad.model.failpoints import failpoint
+from postroad.model.lifecycle import RunEnd
+from postroad.model.rows import (
+    EndedRun,
+    Enqueued,
+    Hold,
+    NewEntry,
+    Published,
+    TurnCommit,
+    TurnCommitted,
+)
+from postroad.store import alerts, dialects, inbox, log, outbox, queues, runs, timers
+from postroad.store.statements import Statement, as_json
+
+T = TypeVar("T")
+Write = Callable[[Connection], object]
+
+_CONSUME = Statement(
+    "DELETE FROM {p}inbox WHERE reason IS NULL AND position IN (SELECT value FROM {ints:positions}) "
+    "RETURNING position"
+)
+_BURY = Statement(
+    "UPDATE {p}inbox SET reason = why FROM {rows:dead(place int, why text)} "
+    "WHERE position = place AND reason IS NULL RETURNING position"
+)
+_LANDED = Statement(
+    "SELECT e.position FROM {ints:positions} JOIN {p}inbox e ON e.position = positions.value "
+    "WHERE " + log.LANDED + " IS NOT NULL"
+)
+
+
+def commit(
+    conn: Connection,
+    turns: Sequence[TurnCommit],
+    *,
+    source: str = "turn",
+    write: Write | None = None,
+    now: int,
+) -> list[TurnCommitted]:
+    """Commit turns of different streams together, all of them or none.
+
+    `write` are the user's own rows; it takes a turn that is alone in its transaction. `source` is who the
+    history of the dispatches names.
+
+    Raises:
+        StaleClaim: A claim is not ours any more, or an event of it was taken away.
+        DuplicateEntry: Some of the events or entries are in the log already; see `drop_landed`.
+        ConcurrencyConflict: A stream has moved on since its version was read.
+        StreamDeleted: A stream was deleted.
+        DuplicateKey: A dispatch with one of the keys exists.
+        KeyConflict, TimerConflict: As for publishing and for timers.
+    """
+    if write is not None and len(turns) != 1:
+        raise InvalidInput("`write` takes a turn that is alone in its transaction.", field="write")
+    held = queues.require(conn, [Hold(turn.claim.stream, turn.claim.token) for turn in turns])
+    failpoint("turns.fenced")
+    if write is not None:
+        write(conn)
+    dialects.distrust_statistics(conn)  # after the user's own statements, which may need other plans
+    _record(conn, turns, now=now)
+    enqueued, withdrawn, published = _cause(conn, turns, source, now=now)
+    runs.end(conn, [EndedRun(run_id=t.claim.run_id, end=t.end, error=t.error) for t in turns], now=now)
+    failpoint("turns.ended")
+    ready = queues.free(conn, {stream: row.alone for stream, row in held.items()}, now=now)
+    failpoint("turns.freed")
+    return [
+        TurnCommitted(
+            stream=turn.claim.stream,
+            version=turn.claim.version + len(turn.consumed) + len(turn.entries),
+            published=list(islice(published, len(turn.publishes))),
+            enqueued=list(islice(enqueued, len(turn.dispatches))),
+            withdrawn=[key for key in turn.withdrawals if key in withdrawn],
+            events_left=turn.claim.stream in ready,
+        )
+        for turn in turns
+    ]
+
+
+def _record(conn: Connection, turns: Sequence[TurnCommit], *, now: int) -> None:
+    """What happened: the log grows, the inbox shrinks."""
+    log.append_all(conn, [_appended(turn) for turn in turns], now=now)
+    failpoint("turns.logged")
+    consumed = {event.position: turn.claim.stream for turn in turns for event in turn.consumed}
+    if consumed:
+        _all_gone(consumed, _CONSUME(conn, positions=as_json(list(consumed))).scalars())
+    dead = {event.position: turn for turn in turns for event in turn.dead}
+    if dead:
+        rows = [{"place": position, "why": turn.dead_reason} for position, turn in dead.items()]
+        streams = {position: turn.claim.stream for position, turn in dead.items()}
+        _all_gone(streams, _BURY(conn, dead=as_json(rows)).scalars())
+    failpoint("turns.consumed")
+
+
+def _appended(turn: TurnCommit) -> log.Append:
+    claim = turn.claim
+    consumed = [
+        NewEntry(
+            entry_id=event.event_id,
+            kind=event.kind,
+            version=event.version,
+            data=event.data,
+            received_at=event.received_at,
+            run_id=claim.run_id,
+        )
+        for event in turn.consumed
+    ]
+    entries = [
+        replace(entry, run_id=entry.run_id or claim.run_id, cause=entry.cause or claim.turn_id)
+        for entry in turn.entries
+    ]
+    return log.Append(stream=claim.stream, entries=consumed + entries, expected_version=claim.version)
+
+
+def _all_gone(asked: dict[int, str], done: Iterable[int]) -> None:
+    missing = asked.keys() - set(done)
+    if missing:
+        stream = asked[min(missing)]
+        raise StaleClaim(f"An event of {stream} is gone.", stream=stream)
+
+
+def _cause(
+    conn: Connection, turns: Sequence[TurnCommit], source: str, *, now: int
+) -> tuple[Iterable[Enqueued], set[str], Iterable[Published]]:
+    """What comes of it: dispatches, timers, withdrawals, events for this and other streams, alerts."""
+    dispatches = _all(turn.dispatches for turn in turns)
+    enqueued = (
+        outbox.insert(conn, dispatches, source=source, actor=source, in_turn=True, now=now)
+        if dispatches
+        else []
+    )
+    failpoint("turns.dispatched")
+    if changes := _all(turn.timers for turn in turns):
+        timers.apply(conn, changes, now=now)
+    failpoint("turns.timed")
+    keys = _all(turn.withdrawals for turn in turns)
+    withdrawn = set(outbox.withdraw(conn, keys, actor=source, now=now)) if keys else set[str]()
+    failpoint("turns.withdrawn")
+    events = _all(turn.publishes for turn in turns)
+    published = inbox.publish(conn, events, now=now) if events else []
+    failpoint("turns.published")
+    if raised := _all(turn.alerts for turn in turns):
+        alerts.raise_alerts(conn, raised, now=now)
+    failpoint("turns.alerted")
+    return iter(enqueued), withdrawn, iter(published)
+
+
+def _all(parts: Iterable[Sequence[T]]) -> list[T]:
+    return [item for part in parts for item in part]
+
+
+def drop_landed(conn: Connection, hold: Hold, *, now: int) -> int:
+    """After DuplicateEntry: remove those events of the claimed set that are in the log already; how many.
+
+    The run ends as a conflict and the stream is free again with the rest. If none of them landed, nothing
+    changes: the entry that was there already is one that the decision recorded. Raises StaleClaim.
+    """
+    row = queues.require(conn, [hold])[hold.subject]
+    landed = list(_LANDED(conn, positions=row.picked).scalars())
+    if landed:
+        queues.drop(conn, landed)
+        queues.free(conn, {hold.subject: row.alone}, now=now)
+        queues.end_run(conn, hold, RunEnd.CONFLICT, None, now=now)
+    return len(landed)

@@ -1,0 +1,85 @@
+"""Fixtures of the whole suite: which SQLite, and one Postgres for the run."""
+
+import os
+
+# First: nothing may have imported sqlite3 yet. `stdlib` runs the suite on the standard library's.
+SQLITE = os.environ.get("POSTROAD_TEST_SQLITE", "bundled")
+if SQLITE == "bundled":
+    pass
+elif SQLITE != "stdlib":
+    raise ValueError(f"POSTROAD_TEST_SQLITE is bundled or stdlib, not {SQLITE!r}")
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from tests import postgres_server
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+FOLDER = pytest.StashKey[Path]()
+CONTROLLER = pytest.StashKey[int]()
+
+
+class SharedServer:
+    """Tell xdist's workers which folder and which controller the run's Postgres belongs to."""
+
+    def pytest_configure_node(self, node: "WorkerController") -> None:
+        node.workerinput["postgres_folder"] = str(node.config.stash[FOLDER])
+        node.workerinput["postgres_controller"] = node.config.stash[CONTROLLER]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = getattr(config, "workerinput", None)
+    if given is not None:
+        config.stash[FOLDER] = Path(given["postgres_folder"])
+        config.stash[CONTROLLER] = given["postgres_controller"]
+        return
+    config.stash[FOLDER] = postgres_server.make_folder()
+    config.stash[CONTROLLER] = os.getpid()
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.register(SharedServer())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and FOLDER in config.stash:
+        postgres_server.stop(config.stash[FOLDER])
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    import sqlite3
+
+    return f"SQLite {sqlite3.sqlite_version} ({SQLITE})"
+
+
+@pytest.fixture(scope="session")
+def postgres_url(pytestconfig: pytest.Config) -> str:
+    """The URL of a real Postgres: POSTROAD_TEST_DATABASE_URL, else one that the run starts and stops."""
+    given = os.environ.get("POSTROAD_TEST_DATABASE_URL")
+    if given:
+        scheme, rest = given.split("://", 1)
+        assert scheme in {"postgres", "postgresql", "postgresql+psycopg"}, "not the URL of a Postgres"
+        return f"postgresql+psycopg://{rest}"
+    return postgres_server.url_of(pytestconfig.stash[FOLDER], controller=pytestconfig.stash[CONTROLLER])
+
+
+@pytest.fixture
+def fresh_schema(postgres_url: str) -> Iterator[str]:
+    """A schema's name that nobody uses; what the test made under it is dropped afterwards."""
+    name = f"test_{secrets.token_hex(6)}"
+    yield name
+    with psycopg.connect(postgres_url.replace("+psycopg", "", 1), autocommit=True) as conn:
+        # A connection that the test left inside a transaction fails here instead of hanging.
+        conn.execute("SET lock_timeout = '10s'")
+        conn.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+
+
+@pytest.fixture
+def sqlite_path(tmp_path: Path) -> Path:
+    """Where a test's SQLite file goes."""
+    return tmp_path / "test.db"

@@ -1,0 +1,105 @@
+"""What a contract suite needs: a database with our tables, a clock, and a way to run a transaction.
+
+Every test runs over {SQLite, Postgres} x {direct, atransact, run_sync}: in a user's own sync transaction, in
+one of ours for async code, and in a user's own async one.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from postroad.model.clock import FakeClock
+from postroad.store import dialects, schema
+from postroad.store.database import Database
+
+Run = Callable[..., Any]
+WAYS = ("direct", "atransact", "run_sync")
+
+
+def create_tables(database: Database) -> None:
+    """Create the schema, if there is one, and the tables in it."""
+    with database.engine.begin() as conn:
+        if database.schema:
+            conn.exec_driver_sql(f'CREATE SCHEMA "{database.schema}"')
+        schema.metadata.create_all(conn.execution_options(schema_translate_map={None: database.schema}))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """The clock of the test's database."""
+    return FakeClock()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Database]:
+    """A database with our tables and nothing in them."""
+    if request.param == "sqlite":
+        made = Database(f"sqlite:///{request.getfixturevalue('sqlite_path')}", clock=clock)
+    else:
+        url, name = request.getfixturevalue("postgres_url"), request.getfixturevalue("fresh_schema")
+        made = Database(url, schema=name, clock=clock)
+    create_tables(made)
+    yield made
+    made.close()
+
+
+def call(database: Database, conn: Connection, fn: Run, args: Any, kwargs: Any) -> Any:
+    """`fn` over the connection, with the clock's `now` if it takes one and was given none."""
+    if "now" in inspect.signature(fn).parameters:
+        kwargs = {"now": database.clock.wall(), **kwargs}
+    return fn(database.bind(conn), *args, **kwargs)
+
+
+def run_directly(database: Database) -> Run:
+    """Runs in a user's own transaction."""
+
+    def run(fn: Run, *args: Any, **kwargs: Any) -> Any:
+        with database.engine.begin() as conn:
+            return call(database, conn, fn, args, kwargs)
+
+    return run
+
+
+def run_atransact(database: Database) -> Run:
+    """Runs in one of the database's own transactions, from async code."""
+
+    def run(fn: Run, *args: Any, **kwargs: Any) -> Any:
+        def inside(conn: Connection, *, now: int) -> Any:
+            return call(database, conn, fn, args, kwargs)
+
+        return asyncio.run(database.atransact(inside))
+
+    return run
+
+
+@contextmanager
+def run_run_sync(database: Database) -> Iterator[Run]:
+    """Runs in a user's own transaction of an async engine."""
+    url = database.engine.url
+    engine = create_async_engine(url.set(drivername="sqlite+aiosqlite") if database.is_sqlite else url)
+    if database.is_sqlite:
+        dialects.configure_sqlite(engine.sync_engine)
+
+    async def transact(fn: Run, args: Any, kwargs: Any) -> Any:
+        async with engine.begin() as conn:
+            return await conn.run_sync(lambda plain: call(database, plain, fn, args, kwargs))
+
+    with asyncio.Runner() as runner:
+        yield lambda fn, *args, **kwargs: runner.run(transact(fn, args, kwargs))
+        runner.run(engine.dispose())
+
+
+@pytest.fixture(params=WAYS)
+def run(request: pytest.FixtureRequest, database: Database) -> Iterator[Run]:
+    """`run(fn, *args, **kwargs)`: the result of `fn(conn, *args, now=..., **kwargs)`, committed."""
+    if request.param == "run_sync":
+        with run_run_sync(database) as runs:
+            yield runs
+    else:
+        yield run_directly(database) if request.param == "direct" else run_atransact(database)
