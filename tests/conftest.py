@@ -1,11 +1,12 @@
 """Fixtures of the whole suite: which SQLite, and one Postgres for the run."""
 
+import importlib
 import os
 
 # First: nothing may have imported sqlite3 yet. `stdlib` runs the suite on the standard library's.
 SQLITE = os.environ.get("POSTROAD_TEST_SQLITE", "bundled")
 if SQLITE == "bundled":
-    pass
+    importlib.import_module("postroad.bundled_sqlite")
 elif SQLITE != "stdlib":
     raise ValueError(f"POSTROAD_TEST_SQLITE is bundled or stdlib, not {SQLITE!r}")
 

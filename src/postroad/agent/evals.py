@@ -1,10 +1,11 @@
 """Plays scenarios: an app's own worker, dispatcher and pump, in virtual time, held against expectations."""
 
 import importlib
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from postroad.agent import scenarios
@@ -65,7 +66,10 @@ def play(scenario: Scenario, open_bench: OpenBench) -> Report:
         stage = _Stage(open_bench, stack)
         stage.open(scenario.app, scenarios.start(scenario))
         for step in scenario.steps:
-            failures = stage.play(step)
+            try:
+                failures = stage.play(step)
+            except Exception as error:
+                failures = [f"the step at {step.at} raised", *"".join(traceback.format_exception(error)).splitlines()]
             if failures:
                 return Report(scenario.name, failures, stage.timeline)
         return Report(scenario.name, (), stage.timeline)
@@ -112,6 +116,8 @@ class _Stage:
 
     def _reach(self, step: Step) -> None:
         by = scenarios.moment(step.at, self.bench.clock.now) - self.bench.clock.now
+        if by < timedelta(0):
+            raise BadScenario(f"{step.at} is over: it is {self.bench.clock.now.isoformat()}.")
         if step.outage:
             self.bench.clock.advance(by)
         else:

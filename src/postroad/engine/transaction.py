@@ -239,7 +239,7 @@ class Opening:
     def __init__(
         self,
         context: Context,
-        database: Callable[[], Database],
+        database: Callable[[Connection | None], Database],
         announce: Callable[[Records], None],
         connection: object = None,
     ) -> None:
@@ -247,10 +247,6 @@ class Opening:
         self._announce = announce
         self._connection = connection
         self._transaction = Transaction(context)
-
-    @property
-    def _database(self) -> Database:
-        return self._open()
 
     def __enter__(self) -> Transaction:
         if hasattr(self._connection, "run_sync"):
@@ -266,7 +262,7 @@ class Opening:
             return
         records = self._transaction._records
         if self._connection is None:
-            written = self._database.transact(write, records, source="app", actor="begin")
+            written = self._open(None).transact(write, records, source="app", actor="begin")
         else:
             written = self._join(self._sync_connection())
         self._answer(records, written)
@@ -284,7 +280,7 @@ class Opening:
             return
         records = self._transaction._records
         if self._connection is None:
-            written = await self._database.atransact(write, records, source="app", actor="begin")
+            written = await self._open(None).atransact(write, records, source="app", actor="begin")
         else:
             connection = await self._async_connection()
             written = await connection.run_sync(self._join)
@@ -312,18 +308,16 @@ class Opening:
             raise NotInTransaction(_not_a_connection(found))
         return found
 
-    def _check(self, connection: Connection) -> None:
-        if connection.dialect.name != self._database.engine.dialect.name:
-            raise Refused(
-                f"This is a {connection.dialect.name} connection, but the app's database is "
-                f"{self._database.engine.dialect.name}: both must be the same database."
-            )
+    def _check(self, connection: Connection) -> Database:
         connection.connection  # noqa: B018  # opens it, so that it can be looked at
         dialects.check_joined(connection)
+        database = self._open(connection)
+        dialects.check_same_database(connection, database.engine)
+        return database
 
     def _join(self, connection: Connection) -> Any:
-        self._check(connection)
-        connection = self._database.bind(connection)
+        database = self._check(connection)
+        connection = database.bind(connection)
         # A refusal takes our rows back and leaves the user's transaction as it was.
         with connection.begin_nested():
             written = write(
@@ -331,7 +325,7 @@ class Opening:
                 self._transaction._records,
                 source="app",
                 actor="join",
-                now=self._database.clock.wall(),
+                now=database.clock.wall(),
             )
         dialects.notify_at_commit(connection, self._transaction._records.topics)
         return written

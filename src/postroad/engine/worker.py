@@ -87,8 +87,8 @@ class Worker(Loop):
             self.stalls.look()
         failpoint("turn.after_claim_commit")
         claims = [claim for found in claimed.values() for claim in found.claims]
-        for stream_type, found in claimed.items():
-            self._cursors[stream_type] = found.cursor
+        for name, found in claimed.items():
+            self._cursors[name] = found.cursor
             if found.clogged:
                 await self.parts.database.atransact(queues.adopt, stream_type=name)
         await self._begin(claims)

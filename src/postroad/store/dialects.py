@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sqlite3
 import warnings
 from collections.abc import Sequence
@@ -139,6 +140,30 @@ def check_joined(conn: Connection) -> None:
     conn.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def check_same_database(conn: Connection, engine: Engine) -> None:
+    """Refuse a connection that is visibly to another database than the engine's."""
+    ours = engine.dialect.name
+    if conn.dialect.name != ours:
+        raise Refused(
+            f"This is a {conn.dialect.name} connection, but the app's database is {ours}: "
+            "both must be the same database."
+        )
+    if ours == "sqlite" and same_file(conn, engine) is False:
+        raise Refused(
+            f"This connection is to {conn.engine.url.database}, but the app's database is {engine.url.database}."
+        )
+
+
+def same_file(conn: Connection, engine: Engine) -> bool | None:
+    """Whether a SQLite connection is to the engine's file; None if their URLs do not say."""
+    if conn.engine is engine:
+        return True
+    theirs, ours = conn.engine.url.database, engine.url.database
+    if conn.dialect.name != engine.dialect.name or not theirs or not ours:
+        return None
+    return os.path.realpath(theirs) == os.path.realpath(ours)
+
+
 def prepare(conn: Connection, *, read: bool = False) -> None:
     """Options that our own transaction needs before it begins."""
     if conn.dialect.name == "postgresql":
@@ -207,14 +232,15 @@ _NAME_LOCKS = 0x706F7374  # our class of advisory locks; two names that hash ali
 def try_lock_names(conn: Connection, names: Sequence[str], *, limit: int) -> list[str]:
     """The first `limit` of the names that nobody else has locked, now locked until the transaction ends.
 
-    For what has no row yet that could be locked. On SQLite the transaction is the lock.
+    For what has no row yet that could be locked; names of another schema's tables are other names. On SQLite the
+    transaction is the lock.
     """
     if conn.dialect.name != "postgresql":
         return list(names[:limit])
     found = conn.exec_driver_sql(
         "SELECT value FROM json_array_elements_text(CAST(%s AS json)) "
-        "WHERE pg_try_advisory_xact_lock(%s, hashtext(value)) LIMIT %s",
-        (json.dumps(list(names)), _NAME_LOCKS, limit),
+        "WHERE pg_try_advisory_xact_lock(%s, hashtext(coalesce(%s, current_schema()) || '/' || value)) LIMIT %s",
+        (json.dumps(list(names)), _NAME_LOCKS, conn.get_execution_options().get(SCHEMA_OPTION), limit),
     )
     return list(found.scalars())
 

@@ -16,7 +16,7 @@ from postroad.model.rows import (
     Settled,
 )
 from postroad.store import dialects, moves, settle, transitions
-from postroad.store.statements import Statement
+from postroad.store.statements import Statement, as_json
 
 _COLUMNS = moves.COLUMNS + ", o.version, o.body, o.headers, o.origin, o.created_at"
 
@@ -83,7 +83,7 @@ def due_kinds(conn: Connection, kinds: Sequence[str], *, takeover: bool, now: in
 
 def _heads(conn: Connection, kinds: Sequence[str], *, takeover: bool, now: int) -> list[tuple[str, int]]:
     dialects.distrust_statistics(conn)
-    listed = msgspec.json.encode(kinds).decode()
+    listed = as_json(kinds)
     return [(row.kind, row.head) for row in _HEADS(conn, kinds=listed, takeover=int(takeover), now=now)]
 
 
@@ -135,9 +135,7 @@ def _end(row: Due, policy: SendPolicy, *, now: int) -> moves.Move | None:
     lost = row.status is Status.DELIVERING
     attempts_max = row.max_attempts or policy.retry.attempts
     gone = f"the lease of attempt {row.attempt} of {attempts_max} was lost"
-    spent = budget_spent(
-        policy.retry.budget, attempt=row.attempt, first_attempt_at=row.first_attempt_at, start=now
-    )
+    spent = budget_spent(policy.retry.budget, attempt=row.attempt, first_attempt_at=row.first_attempt_at, start=now)
     if row.expires_at is not None and row.expires_at <= now:
         return msgspec.structs.replace(settle.overdue(row), on_failure=policy.on_failure)
     if lost and row.attempt >= attempts_max:
@@ -158,7 +156,7 @@ def _start(conn: Connection, rows: Sequence[Due], policy: SendPolicy, *, token: 
     """Start an attempt of each of these rows."""
     _CLAIM(
         conn,
-        ids=msgspec.json.encode([row.id for row in rows]).decode(),
+        ids=as_json([row.id for row in rows]),
         token=token,
         until=now + policy.lease,
         attempts_max=policy.retry.attempts,
@@ -176,7 +174,7 @@ def _history(row: Due, policy: SendPolicy) -> NewTransition:
         to_status=Status.DELIVERING,
         reason_code=Reason.ATTEMPT,
         summary=f"attempt {row.attempt + 1} of {row.max_attempts or policy.retry.attempts}{lost}",
-        metadata=msgspec.json.encode({"attempt": row.attempt + 1, "epoch": row.epoch}).decode(),
+        metadata=as_json({"attempt": row.attempt + 1, "epoch": row.epoch}),
     )
 
 
@@ -234,7 +232,7 @@ def release(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
 
 def recheck(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
     """The ids of those claims that are still held and whose lease is not over, in the given order."""
-    return list(_CURRENT(conn, holds=msgspec.json.encode(holds).decode(), now=now).scalars())
+    return list(_CURRENT(conn, holds=as_json(holds), now=now).scalars())
 
 
 def lookup(conn: Connection, token: str) -> list[DispatchClaim]:

@@ -23,9 +23,7 @@ o.last_error, o.created_at, o.updated_at, (
 
 # An id wins over a key of the same text.
 _GET = Statement(
-    "SELECT "
-    + _COLUMNS
-    + " FROM {p}outbox AS o WHERE o.id = :name OR o.key = :name ORDER BY o.key = :name LIMIT 1"
+    "SELECT " + _COLUMNS + " FROM {p}outbox AS o WHERE o.id = :name OR o.key = :name ORDER BY o.key = :name LIMIT 1"
 )
 
 _LIST = Statement(
@@ -117,9 +115,7 @@ def _why_delivering(row: Row[Any], *, now: int) -> str:
     attempt = f"attempt {row.attempt} of {row.max_attempts}"
     if row.due_at > now:
         return f"Delivering: {attempt} runs under a lease until {_at(row.due_at)}."
-    return (
-        f"The lease of {attempt} was over at {_at(row.due_at)}; the next dispatcher of {row.kind} takes it."
-    )
+    return f"The lease of {attempt} was over at {_at(row.due_at)}; the next dispatcher of {row.kind} takes it."
 
 
 def _at(stamp: int) -> str:

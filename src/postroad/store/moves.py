@@ -13,7 +13,7 @@ from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import TERMINAL, Reason, Status, check_edge
 from postroad.model.rows import NewAlert, NewEvent, NewTransition
 from postroad.store import alerts, inbox, transitions
-from postroad.store.statements import Statement
+from postroad.store.statements import Statement, as_json
 
 COLUMNS = (
     "o.id, o.key, o.stream, o.kind, o.destination, o.policy, o.status, o.attempt, o.max_attempts, o.epoch, "
@@ -23,8 +23,7 @@ _ALERTING = frozenset({Status.DEAD_LETTER, Status.EXPIRED})
 
 # Ordered, so that two groups of settlements never wait for each other in a circle.
 _LOCK = Statement(
-    "SELECT " + COLUMNS + " FROM {p}outbox AS o WHERE o.id IN (SELECT value FROM {list:ids}) "
-    "ORDER BY o.id {for_update}"
+    "SELECT " + COLUMNS + " FROM {p}outbox AS o WHERE o.id IN (SELECT value FROM {list:ids}) ORDER BY o.id {for_update}"
 )
 
 # The rows are locked; status and token are compared all the same, so that no caller's mistake goes by unseen.
@@ -111,7 +110,7 @@ def standing(row: Row[Any], form: type[S]) -> S:
 
 def lock(conn: Connection, dispatches: Sequence[str]) -> dict[str, Standing]:
     """Lock these dispatches' rows, ordered by id, and say where they stand; an unknown id is left out."""
-    rows = _LOCK(conn, ids=msgspec.json.encode(dispatches).decode())
+    rows = _LOCK(conn, ids=as_json(dispatches))
     return {row.id: standing(row, Standing) for row in rows}
 
 
@@ -177,7 +176,7 @@ def _write(conn: Connection, moves: Sequence[Move], *, now: int) -> None:
         }
         for each in moves
     ]
-    written = _UPDATE(conn, moves=msgspec.json.encode(rows).decode(), now=now).rowcount
+    written = _UPDATE(conn, moves=as_json(rows), now=now).rowcount
     if written != len(moves):
         raise StaleClaim(f"{len(moves) - written} of {len(moves)} dispatches had moved on.")
 
@@ -190,7 +189,7 @@ def _tell(conn: Connection, moves: Sequence[Move], *, now: int) -> frozenset[str
     for event in map(_outcome, moves):
         told.setdefault((event.stream, event.event_id), event)
     asked = [{"stream": stream, "event_id": event_id} for stream, event_id in told]
-    places = _PLACES(conn, told=msgspec.json.encode(asked).decode()).all()
+    places = _PLACES(conn, told=as_json(asked)).all()
     new = [told[p.stream, p.event_id] for p in places if not (p.deleted or p.waits or p.landed)]
     if new:
         inbox.publish(conn, new, now=now)
@@ -212,7 +211,7 @@ def _outcome(each: Move) -> NewEvent:
         stream=row.stream,
         event_id=ids.outcome_id(row.key, each.epoch, status),
         kind=OUTCOME_NAME,
-        data=msgspec.json.encode(outcome).decode(),
+        data=as_json(outcome),
     )
 
 
@@ -228,7 +227,7 @@ def _history(each: Move, *, dropped: bool) -> list[NewTransition]:
             reason_code=each.reason if after is each.to else Reason.ATTEMPT,
             summary=each.summary if after is each.to else "claimed to be ended, no attempt",
             actor=each.actor,
-            metadata=msgspec.json.encode(about).decode(),
+            metadata=as_json(about),
         )
         for before, after in _edges(each) or [(each.row.status, each.row.status)]
     ]

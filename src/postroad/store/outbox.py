@@ -10,7 +10,7 @@ from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import Reason, Status
 from postroad.model.rows import Enqueued, NewDispatch, NewTransition
 from postroad.store import moves, transitions
-from postroad.store.statements import Statement
+from postroad.store.statements import Statement, as_json
 
 INSERT_TRIES = 5
 
@@ -60,7 +60,7 @@ def insert(
     try:
         holders = _settle_keys(conn, keyed, created, in_turn=in_turn, now=now)
     except (DuplicateKey, KeyConflict):
-        _UNDO(conn, ids=msgspec.json.encode(list(created)).decode())
+        _UNDO(conn, ids=as_json(list(created)))
         raise
     _record(conn, [d for d in keyed if d.id in created], source=source, actor=actor, now=now)
     return [Enqueued(holders[d.key], d.key, d.id in created) for d in keyed]
@@ -76,7 +76,7 @@ def _settle_keys(
         if not missing:
             break
         failpoint("outbox.insert")
-        created |= set(_INSERT(conn, new=msgspec.json.encode(missing).decode(), now=now).scalars())
+        created |= set(_INSERT(conn, new=as_json(missing), now=now).scalars())
         failpoint("outbox.inserted")
         holders |= _holders(conn, missing, created, in_turn=in_turn)
         # Nobody has the key, and still it was taken: its holder was purged in between.
@@ -97,7 +97,7 @@ def _holders(
     ours = {d.key: d.id for d in dispatches if d.id in created}
     if not late:
         return ours
-    rows = _HOLDERS(conn, keys=msgspec.json.encode([d.key for d in late]).decode()).all()
+    rows = _HOLDERS(conn, keys=as_json([d.key for d in late])).all()
     contents = {row.key: row.content_hash for row in rows}
     for d in late:
         if not d.keep and contents.get(d.key, d.content_hash) != d.content_hash:
@@ -105,9 +105,7 @@ def _holders(
     return ours | {row.key: row.id for row in rows}
 
 
-def _record(
-    conn: Connection, dispatches: Sequence[NewDispatch], *, source: str, actor: str, now: int
-) -> None:
+def _record(conn: Connection, dispatches: Sequence[NewDispatch], *, source: str, actor: str, now: int) -> None:
     history = [
         NewTransition(
             entity=d.id,
@@ -130,11 +128,9 @@ def withdraw(conn: Connection, keys: Sequence[str], *, actor: str, now: int) -> 
     """
     if not keys:
         return []
-    found = _PENDING(conn, keys=msgspec.json.encode(keys).decode())
+    found = _PENDING(conn, keys=as_json(keys))
     made = [
-        moves.move(
-            moves.standing(row, moves.Standing), Status.EXPIRED, Reason.WITHDRAWN, "withdrawn", actor=actor
-        )
+        moves.move(moves.standing(row, moves.Standing), Status.EXPIRED, Reason.WITHDRAWN, "withdrawn", actor=actor)
         for row in found
     ]
     moves.apply(conn, made, now=now)

@@ -31,6 +31,7 @@ _SAID: dict[Result, str] = {
 
 def lock(conn: Connection, settlements: Sequence[Settlement]) -> None:
     """Lock these settlements' dispatches; `now` is read after it, so that a wait costs nobody a lease."""
+    dialects.distrust_statistics(conn)
     moves.lock(conn, [each.id for each in settlements])
 
 
@@ -145,6 +146,4 @@ def expire(conn: Connection, *, limit: int, now: int) -> int:
 
 def overdue(row: moves.Standing) -> moves.Move:
     """The move that ends a dispatch whose deadline has passed."""
-    return moves.move(
-        row, Status.EXPIRED, Reason.DEADLINE, f"its deadline passed after {row.attempt} attempts"
-    )
+    return moves.move(row, Status.EXPIRED, Reason.DEADLINE, f"its deadline passed after {row.attempt} attempts")

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import msgspec
 from sqlalchemy import Connection
 
 from postroad.model.lifecycle import Reason, check_edge
 from postroad.model.rows import NewTransition
-from postroad.store.statements import Statement
+from postroad.store.statements import Statement, as_json
 
 STALE = frozenset({Reason.STALE_OK, Reason.STALE_FAILED})
 
@@ -33,4 +32,4 @@ def record(conn: Connection, transitions: Sequence[NewTransition], *, now: int) 
         if transition.reason_code not in STALE or transition.from_status != transition.to_status:
             check_edge(transition.from_status, transition.to_status)
     if transitions:
-        _INSERT(conn, new=msgspec.json.encode(transitions).decode(), now=now)
+        _INSERT(conn, new=as_json(transitions), now=now)

@@ -119,10 +119,13 @@ class ClaimContract:
         given = [dispatch(n) for n in range(200)]
         database.transact(outbox.insert, given, source="test", actor="ann", in_turn=False)
         others = [another(database, clock) for _ in range(5)]
-        how = {"names": ["mail"], "token": "t", "limit": 10}
+
+        def claim_ten(conn: Connection, *, now: int) -> Any:
+            return dispatch_claims.claim(conn, POLICY, names=["mail"], token="t", limit=10, now=now)
+
         claimed: list[str] = []
         for _ in range(4):
-            won = in_threads(*(partial(other.transact, dispatch_claims.claim, POLICY, **how) for other in others))
+            won = in_threads(*(partial(other.transact, claim_ten) for other in others))
             assert [len(each.claims) for each in won] == [10] * 5
             claimed.extend(held.key for each in won for held in each.claims)
         assert sorted(claimed) == sorted(each.key for each in given)

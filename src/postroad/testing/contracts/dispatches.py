@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row, event, text
 
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.payload import content_hash
@@ -136,19 +136,21 @@ class Waiting:
         self._database = database
         self._result: list[Any] = []
         self._begun = threading.Event()
+        event.listen(database.engine, "begin", self._begin, insert=True)
         self._thread = threading.Thread(target=self._work, args=(call,))
         self._thread.start()
 
-    def _work(self, call: Callable[[], Any]) -> None:
+    def _begin(self, conn: Connection) -> None:
         self._begun.set()
+
+    def _work(self, call: Callable[[], Any]) -> None:
         self._result.append(call())
 
     def blocked(self) -> None:
         """Return once the call waits: on Postgres the server says so, on SQLite it has come to its BEGIN."""
-        self._begun.wait()
+        assert self._begun.wait(10)
+        event.remove(self._database.engine, "begin", self._begin)
         if self._database.is_sqlite:
-            self._thread.join(0.05)  # BEGIN IMMEDIATE can't be seen from outside; a late start is no fault
-            assert self._thread.is_alive()
             return
         with self._database.engine.connect() as conn:
             blocked = text(

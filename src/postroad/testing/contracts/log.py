@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
 from postroad.model.errors import ConcurrencyConflict, DuplicateEntry, InvalidInput, StreamDeleted
+from postroad.model.events import Entry
 from postroad.model.rows import NewEntry
 from postroad.store import log
 from postroad.store.database import Database
@@ -25,6 +26,10 @@ from postroad.testing.contracts.streams import (
     everything,
     logged,
 )
+
+
+def keys(entries: Sequence[Entry]) -> str:
+    return "".join(one.key for one in entries)
 
 
 class LogContract:
@@ -57,7 +62,6 @@ class LogContract:
         """`read` goes on after a place, `last` gives the newest in order, `find` those with the ids."""
         self.append(run, "abcde", 0)
         self.append(run, "x", 0, "load/2")
-        keys = lambda entries: "".join(one.key for one in entries)  # noqa: E731
         assert keys(run(log.read, STREAM, after=1, limit=2)) == "bc"
         assert keys(run(log.read, STREAM, after=5)) == ""
         assert keys(run(log.last, STREAM, limit=2)) == "de"

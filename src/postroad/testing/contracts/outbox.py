@@ -155,8 +155,9 @@ class EnqueueContract:
         for other in others:
             other.close()
 
-    def test_the_first_of_a_race_rolls_back(self, database: Database) -> None:
-        """Whoever waits for a transaction that rolls back ends with a real row of its own."""
+    @pytest.mark.parametrize("commits", [True, False])
+    def test_the_second_of_a_race_waits(self, database: Database, commits: bool) -> None:
+        """Whoever waits for a transaction with its key gets that one's id, or writes a row when it rolls back."""
 
         def ask(number: int) -> Any:
             given = [dispatch(number, key="key")]
@@ -166,9 +167,10 @@ class EnqueueContract:
             outbox.insert(database.bind(conn), [dispatch(1, key="key")], source="t", actor="a", in_turn=False, now=1)
             second = Waiting(database, lambda: ask(2))
             second.blocked()
-            conn.rollback()
-        assert second.result() == [Enqueued(f"{2:032x}", "key", True)]
-        assert ask(3) == [Enqueued(f"{2:032x}", "key", False)]
+            conn.commit() if commits else conn.rollback()
+        holder = f"{1 if commits else 2:032x}"
+        assert second.result() == [Enqueued(holder, "key", not commits)]
+        assert ask(3) == [Enqueued(holder, "key", False)]
 
     @pytest.fixture
     def taken_and_freed(self, database: Database) -> Iterator[list[str]]:
@@ -247,6 +249,18 @@ class WithdrawContract:
             ends |= {row.status for row in database.transact(count_rows)}
         assert ends <= {"expired", "delivered"}
         other.close()
+
+    @pytest.mark.parametrize("commits", [True, False])
+    def test_a_withdrawal_waits_for_a_claim(self, database: Database, commits: bool) -> None:
+        """A withdrawal that meets a claim under way does nothing if it commits, and ends it if it rolls back."""
+        database.transact(outbox.insert, [dispatch(1)], source="test", actor="ann", in_turn=False)
+        with database.engine.connect() as conn:
+            won = claim_one(database.bind(conn), now=database.clock.wall())
+            assert len(won.claims) == 1
+            second = Waiting(database, partial(database.transact, outbox.withdraw, ["key/1"], actor="ann"))
+            second.blocked()
+            conn.commit() if commits else conn.rollback()
+        assert second.result() == ([] if commits else ["key/1"])
 
 
 def claim_one(conn: Connection, *, now: int) -> Any:

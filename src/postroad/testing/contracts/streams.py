@@ -1,14 +1,24 @@
 """What the suites of log, inbox and queue share: events and entries to write, claims, and what the tables hold."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import Connection
 
 from postroad.model.clock import SECOND
 from postroad.model.errors import ConcurrencyConflict
-from postroad.model.rows import ClaimedTurns, Hold, InboxEvent, NewEntry, NewEvent, Published, TurnClaim, TurnCommit
+from postroad.model.rows import (
+    ClaimedTurns,
+    Hold,
+    InboxEvent,
+    NewEntry,
+    NewEvent,
+    Published,
+    TurnClaim,
+    TurnCommit,
+)
 from postroad.store import inbox, log, queues, runs, turns
+from postroad.store.protocols import Inbox, Queue
 from postroad.store.statements import Statement, as_json
 
 Run = Callable[..., Any]
@@ -37,31 +47,6 @@ def entry(name: str, data: str = "1") -> NewEntry:
     return NewEntry(entry_id=name, kind="note", data=data)
 
 
-def publish(run: Run, *events: NewEvent) -> list[Published]:
-    """Publish events in one transaction."""
-    answers: list[Published] = run(inbox.publish, list(events))
-    return answers
-
-
-def look(run: Run, *, token: str = "t1", limit: int = 10, batch: int = 10, **how: Any) -> ClaimedTurns:
-    """One pass of claiming loads."""
-    found: ClaimedTurns = run(
-        queues.claim, **{"stream_type": "load", "token": token, "limit": limit, "batch": batch, "lease": LEASE, **how}
-    )
-    return found
-
-
-def claim(run: Run, token: str = "t1", **how: Any) -> list[TurnClaim]:
-    """The streams that one pass of claiming gets."""
-    return look(run, token=token, **how).claims
-
-
-def claim_one(run: Run, token: str = "t1", **how: Any) -> TurnClaim:
-    """The only stream that there is to claim."""
-    (won,) = claim(run, token, **how)
-    return won
-
-
 def hold(held: TurnClaim) -> Hold:
     """The proof of a claim."""
     return Hold(held.stream, held.token)
@@ -85,10 +70,36 @@ def commit(run: Run, *decisions: TurnCommit, **more: Any) -> Any:
     return run(turns.commit, list(decisions), **more)
 
 
-def drain(run: Run, token: str = "drain") -> None:
-    """Claim and commit until nothing is left."""
-    while won := claim(run, token):
-        commit(run, *(decided(held) for held in won))
+class Uses:
+    """A suite's inbox and queue: the built-in ones, unless a subclass names others."""
+
+    inbox: ClassVar[Inbox] = inbox
+    queue: ClassVar[Queue] = queues
+
+    def publish(self, run: Run, *events: NewEvent) -> list[Published]:
+        """Publish events in one transaction."""
+        answers: list[Published] = run(self.inbox.publish, list(events))
+        return answers
+
+    def look(self, run: Run, token: str = "t1", **how: Any) -> ClaimedTurns:
+        """One pass of claiming loads."""
+        given = {"stream_type": "load", "token": token, "limit": 10, "batch": 10, "lease": LEASE, **how}
+        found: ClaimedTurns = run(self.queue.claim, **given)
+        return found
+
+    def claim(self, run: Run, token: str = "t1", **how: Any) -> list[TurnClaim]:
+        """The streams that one pass of claiming gets."""
+        return self.look(run, token, **how).claims
+
+    def claim_one(self, run: Run, token: str = "t1", **how: Any) -> TurnClaim:
+        """The only stream that there is to claim."""
+        (won,) = self.claim(run, token, **how)
+        return won
+
+    def drain(self, run: Run, token: str = "drain") -> None:
+        """Claim and commit until nothing is left that is due."""
+        while won := self.claim(run, token):
+            commit(run, *(decided(held) for held in won))
 
 
 def append_next(conn: Connection, stream: str, *entries: NewEntry, now: int) -> int:

@@ -1,0 +1,1 @@
+"""Postroad against hand-written SQL: `python -m benchmarks [--json] [--quick]`."""

@@ -1,0 +1,167 @@
+"""Each hot statement of the outbox is answered by its index, beside 100,000 finished dispatches."""
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from postroad.model.clock import FakeClock
+from postroad.store import dialects, dispatch_claims, dispatch_views, moves, outbox, schema, settle
+from postroad.store.database import Database
+from postroad.store.statements import Statement, as_json
+
+NOW = FakeClock().wall()
+FINISHED = 100_000
+WAITING = 5_000
+NUMBERS = """WITH RECURSIVE n(n) AS (
+    SELECT CAST(:first AS bigint) UNION ALL SELECT n + 1 FROM n WHERE n + 1 < :first + :rows
+)"""
+DISPATCHES = Statement(f"""
+INSERT INTO {{p}}outbox (id, key, stream, kind, version, destination, body, headers, policy, status, attempt,
+    epoch, due_at, expires_at, claim_token, content_hash, origin, created_at, updated_at)
+{NUMBERS}
+SELECT 'id/' || n, 'key/' || n, '', 'mail', 1, '', '1', '{{{{}}}}', 'event', :status, 1, 0,
+    CASE WHEN :status = 'delivered' THEN NULL ELSE n END, n,
+    CASE WHEN :status = 'delivering' THEN 'token' END, '', '{{{{}}}}', 0, 0
+FROM n
+""")
+HISTORY = Statement(f"""
+INSERT INTO {{p}}transitions (entity, from_status, to_status, reason_code, summary, source, actor, evidence,
+    metadata, at)
+{NUMBERS}
+SELECT 'id/' || n, 'delivering', 'delivered', 'ok', '', '', '', '[]', '{{{{}}}}', 0 FROM n
+""")
+GROUPS = [("delivered", FINISHED), ("pending", WAITING), ("delivering", 100)]
+
+IDS = as_json([f"id/{FINISHED + n}" for n in range(100)])
+KEYS = as_json([f"key/{FINISHED + n}" for n in range(100)])
+HOLDS = as_json([{"subject": f"id/{FINISHED + WAITING + n}", "token": "token"} for n in range(100)])
+MOVES = as_json(
+    [
+        {"id": f"id/{FINISHED + n}", "status": "expired", "attempt": 1, "was": "pending", "token": None}
+        for n in range(100)
+    ]
+)
+TOLD = as_json([{"stream": f"s/{n}", "event_id": f"out:{n}:delivered"} for n in range(100)])
+DUE = {"kind": "mail", "now": NOW, "limit": 50, "takeover": 1}
+
+
+@pytest.fixture(
+    params=[(name, told) for name in ("sqlite", "postgres") for told in ("empty", "true")],
+    ids="-".join,
+    scope="module",
+)
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """Much that is finished and little that is not, and a planner told that nothing is there, or the truth."""
+    kind, told = request.param
+    if kind == "sqlite":
+        made = Database(f"sqlite:///{tmp_path_factory.mktemp('plans')}/test.db", clock=FakeClock())
+    else:
+        url = request.getfixturevalue("postgres_url")
+        made = Database(url, schema=f"test_plans_{secrets.token_hex(4)}", clock=FakeClock())
+    try:
+        fill(made)
+        if told == "true":
+            with made.engine.begin() as conn:
+                conn.exec_driver_sql("ANALYZE")
+        yield made
+    finally:
+        if made.schema:
+            with made.engine.begin() as conn:
+                conn.exec_driver_sql(f'DROP SCHEMA IF EXISTS "{made.schema}" CASCADE')
+        made.close()
+
+
+def fill(database: Database) -> None:
+    with database.engine.begin() as conn:
+        if database.schema:
+            conn.exec_driver_sql(f'CREATE SCHEMA "{database.schema}"')
+        schema.metadata.create_all(conn.execution_options(schema_translate_map={None: database.schema}))
+        conn.exec_driver_sql("ANALYZE")
+    with database.engine.begin() as conn:
+        first = 0
+        for status, rows in GROUPS:
+            DISPATCHES(database.bind(conn), first=first, rows=rows, status=status)
+            first += rows
+        HISTORY(conn, first=0, rows=FINISHED)
+
+
+def plan(conn: Connection, statement: Statement, parameters: dict[str, Any]) -> str:
+    """The plan as the database prints it."""
+    verb = "EXPLAIN (COSTS OFF) " if conn.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
+    rows = Statement(verb + statement._sql)(conn, **parameters).all()
+    return "\n".join(str(row[-1]) for row in rows)
+
+
+def walks(text: str) -> list[str]:
+    """The lines in which a whole table of ours is read; SQLite may SCAN along a partial index of ours."""
+    return [
+        line
+        for line in text.splitlines()
+        if "Seq Scan on postroad_" in line
+        or (("SCAN o" in line or "SCAN t" in line or "SCAN postroad_" in line) and "USING INDEX" not in line)
+    ]
+
+
+PLANNED = [  # by our own indexes only: their loops tell the planner so
+    (dispatch_claims._HEADS, {"kinds": '["mail", "sms"]', "now": NOW, "takeover": 1}, "outbox_due"),
+    (dispatch_claims._DUE, DUE, "outbox_due"),
+    (settle._OVERDUE, {"now": NOW, "limit": 50}, "outbox_expires"),
+    (dispatch_claims._BY_TOKEN, {"token": "token"}, "outbox_due"),
+    (moves._PLACES, {"told": TOLD}, "inbox_event"),
+]
+TRUSTED = [
+    (dispatch_claims._CLAIM, {"ids": IDS, "token": "t", "until": NOW, "attempts_max": 3, "now": NOW}, "_pkey"),
+    (dispatch_claims._CURRENT, {"holds": HOLDS, "now": NOW}, "_pkey"),
+    (moves._LOCK, {"ids": IDS}, "_pkey"),
+    (moves._UPDATE, {"moves": MOVES, "now": NOW}, "_pkey"),
+    (outbox._HOLDERS, {"keys": KEYS}, "outbox_key"),
+    (outbox._PENDING, {"keys": KEYS}, "outbox_key"),
+    (outbox._UNDO, {"ids": IDS}, "_pkey"),
+    (dispatch_views._GET, {"name": "id/7"}, "outbox_key"),
+    (dispatch_views._HISTORY, {"id": "id/7"}, "transitions_entity"),
+]
+
+
+def name(value: object) -> str | None:
+    modules = (dispatch_claims, dispatch_views, moves, outbox, settle)
+    for module in modules:
+        for key, item in vars(module).items():
+            if item is value and isinstance(value, Statement):
+                return key.strip("_").lower()
+    return "" if isinstance(value, dict) else None
+
+
+@pytest.mark.parametrize(("statement", "given", "index"), PLANNED + TRUSTED, ids=name)
+def test_a_hot_statement_uses_its_index(
+    database: Database, statement: Statement, given: dict[str, Any], index: str
+) -> None:
+    """No hot statement reads what is finished, whatever the planner was told about the tables."""
+    with database.engine.connect() as conn:
+        if (statement, given, index) in PLANNED:
+            dialects.distrust_statistics(database.bind(conn))
+        text = plan(database.bind(conn), statement, given)
+        if database.is_sqlite:  # it names the indexes of UNIQUE and PRIMARY KEY by itself
+            assert "INDEX" in text, text
+            assert index in text or index in ("_pkey", "outbox_key", "inbox_event"), text
+        else:
+            assert index in text, text
+        assert walks(text) == [], text
+
+
+def test_a_due_scan_is_not_sorted(database: Database) -> None:
+    """Due rows come in the index's order: a backlog is never sorted as a whole."""
+    with database.engine.connect() as conn:
+        dialects.distrust_statistics(database.bind(conn))
+        text = plan(conn, dispatch_claims._DUE, DUE) + plan(conn, settle._OVERDUE, {"now": NOW, "limit": 50})
+        assert "Sort" not in text, text
+        assert "B-TREE" not in text, text
+
+
+def test_a_walk_is_recognised(database: Database) -> None:
+    """The plan of a statement that no index answers is told from the others."""
+    with database.engine.connect() as conn:
+        text = plan(database.bind(conn), Statement("SELECT o.id FROM {p}outbox AS o WHERE o.body = 'x'"), {})
+        assert walks(text), text
