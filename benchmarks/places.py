@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from benchmarks import work
-from postroad.demo.embedded import postgres
+from postroad.demo.embedded import passing_postgres
 from postroad.model.rows import NewDispatch, NewEvent
 from postroad.store import inbox, migrations, outbox, schema
 from postroad.store.database import Database
@@ -120,7 +120,7 @@ def sqlite_places() -> Iterator[tuple[Place, Place]]:
 @contextmanager
 def postgres_places() -> Iterator[tuple[Place, Place]]:
     """Two schemas of one server, which is started for this and listens on a Unix socket."""
-    with postgres() as url, _both(Place(url, "ours"), Place(url, "hand")) as both:
+    with passing_postgres() as url, _both(Place(url, "ours"), Place(url, "hand")) as both:
         yield both
 
 

@@ -111,9 +111,7 @@ def keep(folder: Path, controller: int) -> None:
         settings.write(SETTINGS)
     try:
         server.start()
-        _publish(
-            folder, f"postgresql+psycopg://postgres@/postgres?host={server.get_postmaster_info().socket_dir}"
-        )
+        _publish(folder, f"postgresql+psycopg://postgres@/postgres?host={server.get_postmaster_info().socket_dir}")
         while not asked and alive(controller):
             time.sleep(0.1)
     finally:

@@ -391,7 +391,12 @@ def test_failed_outcomes_of_event_kinds_are_decided_on(harness: Open) -> None:
     publish(post, "a")
     h.drain()
     assert outcomes == [
-        ("out:m1:dead_letter", "dead_letter", "dispatch.dead_letter.permanent", "GiveUp: Trying again will not help. no such address")
+        (
+            "out:m1:dead_letter",
+            "dead_letter",
+            "dispatch.dead_letter.permanent",
+            "GiveUp: Trying again will not help. no such address",
+        )
     ]
     assert raised(h) == []
 
@@ -501,4 +506,3 @@ def test_position_says_how_many_stand_before(harness: Open) -> None:
         again = tx.publish("chat/1", NOTE, {"n": 1}, key=first.id)
     assert not again.created
     assert post.position(again) is None
-

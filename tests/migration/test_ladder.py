@@ -71,13 +71,9 @@ def tables(conn: Connection, name: str | None) -> dict[str, Any]:
 def indexes(conn: Connection, table: str, name: str | None) -> list[str]:
     """The text of each index, predicates too."""
     if conn.dialect.name == "sqlite":
-        asked = text(
-            "SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = :t AND sql IS NOT NULL"
-        )
+        asked = text("SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = :t AND sql IS NOT NULL")
     else:
-        asked = text(
-            "SELECT replace(indexdef, :s, '') FROM pg_indexes WHERE tablename = :t AND schemaname = :s"
-        )
+        asked = text("SELECT replace(indexdef, :s, '') FROM pg_indexes WHERE tablename = :t AND schemaname = :s")
     given = {"t": table} if conn.dialect.name == "sqlite" else {"t": table, "s": name}
     return sorted(conn.execute(asked, given).scalars())
 
@@ -88,14 +84,9 @@ def options(conn: Connection, table: str, name: str | None) -> Any:
         sql = conn.execute(text("SELECT sql FROM sqlite_master WHERE name = :t"), {"t": table}).scalar_one()
         return "AUTOINCREMENT" in sql
     given = {"t": f'"{name}".{table}'}
-    own = conn.execute(
-        text("SELECT reloptions FROM pg_class WHERE oid = CAST(:t AS regclass)"), given
-    ).scalar_one()
+    own = conn.execute(text("SELECT reloptions FROM pg_class WHERE oid = CAST(:t AS regclass)"), given).scalar_one()
     columns = conn.execute(
-        text(
-            "SELECT attname, attcollation, attidentity FROM pg_attribute "
-            "WHERE attrelid = CAST(:t AS regclass)"
-        ),
+        text("SELECT attname, attcollation, attidentity FROM pg_attribute WHERE attrelid = CAST(:t AS regclass)"),
         given,
     )
     return own, sorted(tuple(column) for column in columns)
@@ -194,9 +185,7 @@ def test_an_old_schema_is_refused(database: Database, monkeypatch: pytest.Monkey
     [(1, 1, True), (1, 2, False), (2, 1, False)],
     ids=["next", "next but the old code may not run on it", "next but one"],
 )
-def test_code_runs_on_its_schema_and_the_next(
-    database: Database, ahead: int, oldest_code: int, runs: bool
-) -> None:
+def test_code_runs_on_its_schema_and_the_next(database: Database, ahead: int, oldest_code: int, runs: bool) -> None:
     """Code N runs on schema N + 1 unless that step says otherwise, and on nothing beyond it."""
     migrations.migrate(database)
     for version in range(2, 2 + ahead):
@@ -227,9 +216,7 @@ def test_a_pending_step_is_applied(database: Database, monkeypatch: pytest.Monke
 
 def test_status_lists_each_step(database: Database) -> None:
     """Before and after: every step with its number, its name and when it was applied."""
-    assert [(s.version, s.name, s.applied_at) for s in database.read(migrations.status)] == [
-        (1, "tables", None)
-    ]
+    assert [(s.version, s.name, s.applied_at) for s in database.read(migrations.status)] == [(1, "tables", None)]
     migrations.migrate(database)
     [step] = database.read(migrations.status)
     assert step.applied_at == database.clock.wall()

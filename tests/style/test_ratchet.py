@@ -72,10 +72,7 @@ def measured(rule: str) -> dict[str, float]:
         return {name_of(path): len(path.read_text().splitlines()) for path in modules(SRC)}
     if rule == MEDIAN:
         bodies = [
-            lines_of(node, path)
-            for path in modules(SRC)
-            for _, node, _ in functions(parse(path))
-            if not is_stub(node)
+            lines_of(node, path) for path in modules(SRC) for _, node, _ in functions(parse(path)) if not is_stub(node)
         ]
         return {"src": statistics.median(bodies) if bodies else 0}
     return {
@@ -147,10 +144,7 @@ def swallows(node: ast.AST) -> bool:
 def test_nothing_is_swallowed() -> None:
     """No handler catches everything and says nothing."""
     found = [
-        f"{name_of(path)}:{node.lineno}"
-        for path in modules(SRC)
-        for node in ast.walk(parse(path))
-        if swallows(node)
+        f"{name_of(path)}:{node.lineno}" for path in modules(SRC) for node in ast.walk(parse(path)) if swallows(node)
     ]
     assert not found, "\n".join(found)
 

@@ -11,7 +11,9 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-Check = Callable[[Path], list[tuple[int, str]]]
+WRONG = HERE / "wrong.py"
+CORRECT = [HERE / "correct.py", ROOT / "examples/shop/shop.py", ROOT / "examples/freight/agent_in_90_lines.py"]
+Check = Callable[..., list[tuple[int, str]]]
 
 
 def run(*command: str) -> str:
@@ -21,15 +23,15 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def mypy(path: Path) -> list[tuple[int, str]]:
+def mypy(*paths: Path) -> list[tuple[int, str]]:
     """(line, what) of every error and note of mypy --strict."""
-    said = re.findall(r"^.*?:(\d+): ((?:error|note): .*)$", run("mypy", "--strict", str(path)), re.MULTILINE)
+    said = re.findall(r"^.*?:(\d+): ((?:error|note): .*)$", run("mypy", "--strict", *map(str, paths)), re.MULTILINE)
     return [(int(line), what) for line, what in said]
 
 
-def pyright(path: Path) -> list[tuple[int, str]]:
+def pyright(*paths: Path) -> list[tuple[int, str]]:
     """(line, what) of every error and note of pyright."""
-    found = json.loads(run("pyright", "--outputjson", "--pythonpath", sys.executable, str(path)))
+    found = json.loads(run("pyright", "--outputjson", "--pythonpath", sys.executable, *map(str, paths)))
     return [
         (one["range"]["start"]["line"] + 1, f"{one['severity']}: {one['message']}")
         for one in found["generalDiagnostics"]
@@ -37,29 +39,21 @@ def pyright(path: Path) -> list[tuple[int, str]]:
 
 
 def marked(path: Path) -> list[int]:
+    """The lines that are meant to be mistakes."""
     return [n for n, line in enumerate(path.read_text().splitlines(), 1) if re.search(r"# E\d", line)]
 
 
 @pytest.mark.parametrize("check", [mypy, pyright])
 def test_mistakes_are_errors(check: Check) -> None:
     """Every marked mistake is an error, nothing else is, and what is inferred is precise."""
-    said = check(HERE / "wrong.py")
-    assert [line for line, what in said if what.startswith("error")] == marked(HERE / "wrong.py")
+    said = check(WRONG)
+    assert [line for line, what in said if what.startswith("error")] == marked(WRONG)
     revealed = [what for _, what in said if not what.startswith("error")]
     assert len(revealed) == 2
     assert all(re.search(r'(Revealed type is|Type of .* is) "(builtins\.)?int"$', what) for what in revealed)
 
 
 @pytest.mark.parametrize("check", [mypy, pyright])
-@pytest.mark.parametrize(
-    "path",
-    [
-        HERE / "correct.py",
-        ROOT / "examples/shop/shop.py",
-        ROOT / "examples/freight/agent_in_90_lines.py",
-    ],
-    ids=lambda path: path.stem,
-)
-def test_correct_programs_have_no_errors(path: Path, check: Check) -> None:
+def test_correct_programs_have_no_errors(check: Check) -> None:
     """Programs that use the public surface as it is meant type-check strictly."""
-    assert check(path) == []
+    assert check(*CORRECT) == []

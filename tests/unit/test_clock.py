@@ -90,9 +90,7 @@ def test_a_span_is_seconds_or_a_timedelta(length: Any, expected: int) -> None:
     assert span(length, "after") == expected
 
 
-@pytest.mark.parametrize(
-    "length", [-1, timedelta(seconds=-1), float("nan"), float("inf"), 1e12, True, "5", None]
-)
+@pytest.mark.parametrize("length", [-1, timedelta(seconds=-1), float("nan"), float("inf"), 1e12, True, "5", None])
 def test_a_span_that_is_none_is_refused(length: Any) -> None:
     """Negative, endless, centuries long or no number: refused with the field's name."""
     with pytest.raises(InvalidInput, match="after must be a number of seconds or a timedelta"):

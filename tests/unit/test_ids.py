@@ -26,9 +26,7 @@ def test_a_stream_s_name_is_checked() -> None:
     assert ids.check_stream("load/481207") == "load/481207"
 
 
-@pytest.mark.parametrize(
-    "stream", ["load", "/1", "load/", " /1", "load/ ", "", " ", "a/\0", "a/" + "x" * 600, 7]
-)
+@pytest.mark.parametrize("stream", ["load", "/1", "load/", " /1", "load/ ", "", " ", "a/\0", "a/" + "x" * 600, 7])
 def test_a_bad_stream_s_name_is_refused(stream: Any) -> None:
     """A part that is missing or blank, NUL, too many bytes, or no text: refused with the field's name."""
     with pytest.raises(InvalidInput, match=r"^This value cannot be stored.*into "):

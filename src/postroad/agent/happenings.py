@@ -42,7 +42,7 @@ class Seen:
 
     def dead(self) -> list[Mapping[str, Any]]:
         """The dispatches that died."""
-        return [change for change in self.changes if change["to_status"] in _DEAD]
+        return [c for c in self.changes if c["to_status"] in _DEAD and c["from_status"] != c["to_status"]]
 
 
 @dataclass(slots=True)

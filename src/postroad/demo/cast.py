@@ -22,7 +22,7 @@ class Player:
 
     @property
     def driver(self) -> str:
-        return f"+1555010{self.number[-4:]}"
+        return f"+15550100{self.number[-3:]}"
 
     @property
     def ping(self) -> str:

@@ -20,9 +20,10 @@ from postroad.demo.kinds import FIRST, REPLY, DriverSms
 from postroad.demo.processes import Processes
 from postroad.store import schema
 
-SECONDS_MAX = 55.0
+SECONDS_MAX = 50.0
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 1
+CLI = "postroad.surfaces.cli"
 PARTS = {"worker": "turns", "dispatcher": "sends", "pump": "timers"}
 
 
@@ -36,8 +37,9 @@ class Director:
     def __init__(self, folder: Path, url: str, *, bundled: bool) -> None:
         self._folder = folder
         self._url = url
-        self._cli = "postroad.demo.bundled" if bundled else "postroad.surfaces.cli"
+        self._bundled = bundled
         self._stack = ExitStack()
+        self._services = ""
         self._processes = Processes(folder)
         self._began = time.monotonic()
         start = time.time_ns() // 1000
@@ -51,11 +53,13 @@ class Director:
         self._broken: list[str] = []
 
     def __enter__(self) -> "Director":
-        self._stack.enter_context(self._processes)
-        self._services = self._start_services()
-        self._post = freight(self._services, 1, database=self._url, migrate=True)
-        self._stack.callback(self._post.close)
-        self._database = self._post.database
+        with ExitStack() as stack:
+            stack.enter_context(self._processes)
+            self._services = self._start_services()
+            self._post = freight(self._services, 1, database=self._url, migrate=True)
+            stack.callback(self._post.close)
+            self._database = self._post.database
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -116,8 +120,8 @@ class Director:
         timers = self._database.read(ledger.waiting).timers
         ends = self._database.read(ledger.run_ends, cast.THINKING.stream)
         self._tell(
-            f"left by the old code: {queued['events']} events and {queued['dispatches']} dispatches of version 1, "
-            f"{timers} armed timers, a turn that ended “{ends[-1] if ends else 'never'}”"
+            f"left by the old code, in version 1: events {queued['events']}, dispatches {queued['dispatches']}; "
+            f"armed timers {timers}; a half-finished turn, “{ends[-1] if ends else 'not begun'}”"
         )
         for what, count in {**queued, "armed timers": timers}.items():
             self._hold(count > 0, f"the new release found no {what} of the old one")
@@ -125,7 +129,7 @@ class Director:
             self._run(name, release=2)
         self._until(
             "the half-finished turn is decided",
-            lambda conn: ledger.run_ends(conn, cast.THINKING.stream)[len(ends) :][:1] == ["committed"],
+            lambda conn: "committed" in ledger.run_ends(conn, cast.THINKING.stream)[len(ends) :],
         )
         self._hold(bool(ends) and ends[-1] != "committed", "no half-finished turn was taken over")
 
@@ -186,9 +190,13 @@ class Director:
         return f"http://127.0.0.1:{port}"
 
     def _run(self, name: str, *, release: int) -> None:
-        environment = {"POSTROAD_DEMO_SERVICES": self._services, "POSTROAD_DEMO_RELEASE": str(release)}
+        environment = {
+            "POSTROAD_DEMO_SERVICES": self._services,
+            "POSTROAD_DEMO_RELEASE": str(release),
+            "POSTROAD_BUNDLED_SQLITE": "1" if self._bundled else "0",
+        }
         pid = self._processes.start(
-            name, "-m", self._cli, "run", "postroad.demo.app:post", "--database", self._url,
+            name, "-m", CLI, "run", "postroad.demo.app:post", "--database", self._url,
             "--only", PARTS[name], "--grace", str(GRACE_SECONDS), environment=environment,
         )  # fmt: skip
         self._tell(f"starts the {name}, release {release} (process {pid})")

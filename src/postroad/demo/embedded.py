@@ -40,12 +40,16 @@ def postgres(folder: Path) -> Iterator[str]:
         server.cleanup()
 
 
+def make_folder(prefix: str) -> Path:
+    """A temporary folder with a short name: a socket's path is limited to about 107 bytes."""
+    short = Path("/tmp")
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=short if short.is_dir() else None))
+
+
 @contextmanager
 def passing_postgres() -> Iterator[str]:
     """Run a Postgres whose data go with it."""
-    # A socket's path is limited to about 107 bytes, so not below a long TMPDIR.
-    short = Path("/tmp")
-    folder = Path(tempfile.mkdtemp(prefix="pr-", dir=short if short.is_dir() else None))
+    folder = make_folder("pr-")
     try:
         with postgres(folder / "data") as url:
             yield url

@@ -24,6 +24,11 @@ class Journal:
             self._file.flush()
             os.fsync(self._file.fileno())
 
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
+
 
 class Follower:
     """Reads a journal that another process writes, from where it last stopped."""

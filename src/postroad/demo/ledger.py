@@ -143,10 +143,11 @@ def summarise(found: Facts, journal: Iterable[Line], published: Iterable[tuple[s
 
 
 def lost_events(found: Facts, published: Iterable[tuple[str, str]]) -> list[str]:
-    """Events that were accepted and are neither in a log nor dead; outcomes of dispatches count too."""
+    """Events that were accepted and are neither in a log nor dead; outcomes of what has ended count too."""
     seen = {(row.stream, row.entry_id) for row in found.entries}
     seen |= {(row.stream, row.event_id) for row in found.dead_events}
-    owed = {(row.stream, outcome_id(row.key, row.epoch, row.status)) for row in found.dispatches if row.stream}
+    ended = [row for row in found.dispatches if row.stream and row.status in TERMINAL]
+    owed = {(row.stream, outcome_id(row.key, row.epoch, row.status)) for row in ended}
     return [f"event {key} of {stream}" for stream, key in sorted({*published, *owed} - seen)]
 
 

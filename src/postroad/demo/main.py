@@ -21,16 +21,16 @@ def main(*, postgres: bool = False) -> int:
     and a duplicate that was recognised by its key really happened.
     """
     has_wheel = not postgres and use_bundled_sqlite()
+    from postroad.demo import embedded
     from postroad.demo.director import Director
 
-    folder = Path(tempfile.mkdtemp(prefix="postroad-demo-"))
+    prefix = "postroad-demo-"
+    folder = embedded.make_folder(prefix) if postgres else Path(tempfile.mkdtemp(prefix=prefix))
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         with ExitStack() as stack:
             url = f"sqlite:///{folder}/freight.db"
             if postgres:
-                from postroad.demo import embedded
-
                 url = stack.enter_context(embedded.postgres(folder / "postgres"))
             with Director(folder, url, bundled=has_wheel) as director:
                 return director.run()
@@ -44,8 +44,6 @@ def main(*, postgres: bool = False) -> int:
 
 def use_bundled_sqlite() -> bool:
     """Take the bundled SQLite if its wheel is there; without it the standard library's, which may warn."""
-    if "sqlite3" in sys.modules and "pysqlite3" not in sys.modules:
-        return False
     try:
         import postroad.bundled_sqlite  # noqa: F401
     except ImportError:

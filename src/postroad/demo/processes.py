@@ -61,8 +61,10 @@ class Processes:
         return process.pid
 
     def stop(self, name: str) -> bool:
-        """Ask a process to stop and wait; False if it had to be killed."""
-        process = self._running.pop(name)
+        """Ask a process to stop and wait; False if it had to be killed. One that does not run is no error."""
+        process = self._running.pop(name, None)
+        if process is None:
+            return True
         if process.poll() is None:
             process.terminate()
         try:

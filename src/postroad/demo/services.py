@@ -22,6 +22,8 @@ import select
 import sys
 import threading
 import time
+from collections import Counter
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -33,10 +35,11 @@ Script = dict[str, list[str]]
 
 
 class Services:
-    """What the services know: which keys were done, and what the script still has for each key."""
+    """What the services know: which keys were done, and how far each key is in the script."""
 
     def __init__(self, script: Script, journal: Journal) -> None:
-        self._waiting = {key: list(words) for key, words in script.items()}
+        self._script = script
+        self._used: Counter[str] = Counter()
         self._done: set[str] = set()
         self._lock = threading.Lock()
         self._journal = journal
@@ -45,13 +48,17 @@ class Services:
         """Take in a request: what happens to it, and whether its message was done before."""
         with self._lock:
             duplicate = key in self._done
-            words = self._waiting.get(key)
-            word = words.pop(0) if words and not duplicate else "ok"
+            word = "ok" if duplicate else self._next(key)
             self.note("request", key, attempt, path=path, duplicate=duplicate)
             if not duplicate and word not in ("busy", "refuse"):
                 self._done.add(key)
                 self.note("done", key, attempt, path=path)
             return word, duplicate
+
+    def _next(self, key: str) -> str:
+        words = self._script.get(key, [])[self._used[key] :]
+        self._used[key] += 1
+        return words[0] if words else "ok"
 
     def note(self, kind: str, key: str, attempt: int, **more: object) -> None:
         """Write down what happened to a request. `at` is in microseconds since 1970 UTC."""
@@ -115,11 +122,11 @@ class Server(ThreadingHTTPServer):
 def main(script: str, journal: str) -> None:
     """Serve until the parent closes stdin."""
     given: Script = json.loads(Path(script).read_text())
-    server = Server(Services(given, Journal(Path(journal))))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(server.server_address[1], flush=True)
-    sys.stdin.read()
-    server.shutdown()
+    with closing(Journal(Path(journal))) as written, Server(Services(given, written)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print(server.server_address[1], flush=True)
+        sys.stdin.read()
+        server.shutdown()
 
 
 if __name__ == "__main__":

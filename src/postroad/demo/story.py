@@ -72,8 +72,9 @@ class Narrator:
         self._console.print()
         self._console.print(table(summary))
         self._console.print(Text(f"lost: {len(summary.lost)}", style="bold green" if summary.holds else "bold red"))
-        for what in (*summary.lost, *summary.broken):
-            self._console.print(Text(f"  NOT SO: {what}", style="red"), soft_wrap=True)
+        for what, claims in (("lost", summary.lost), ("NOT SO", summary.broken)):
+            for claim in claims:
+                self._console.print(Text(f"  {what}: {claim}", style="red"), soft_wrap=True)
         self._console.print(Text(f"in {seconds:.0f} s", style="dim"))
 
     def say(self, text: str) -> None:
@@ -91,8 +92,9 @@ class Follow:
     def new(self, conn: Connection) -> list[Told]:
         """The lines about what was committed since the last time, oldest first."""
         log, alerts, history = schema.log, schema.alerts, schema.transitions
-        moved = select(history, schema.outbox.c.key, schema.outbox.c.stream).join(
-            schema.outbox, schema.outbox.c.id == history.c.entity
+        outbox = schema.outbox
+        moved = select(history, outbox.c.key, outbox.c.stream, outbox.c.body).join(
+            outbox, outbox.c.id == history.c.entity
         )
         after = self.since - LOOK_BACK
         told = [
@@ -128,8 +130,9 @@ def of_entry(row: Row[Any]) -> Told | None:
         return Told(row.received_at, "timer", load, f"rings for ask {data['ask']} after step {data['step']}")
     if row.kind == events.FAILED:
         return Told(row.recorded_at, "dead", load, f"events given up: {data['reason']} ({data['error']})")
-    if row.kind == events.NOOP and "dead_letter" in data["reason"]:
-        return Told(row.recorded_at, "agent", load, f"records {_short(load, data['event'])} as a noop, no decision")
+    if row.kind == events.NOOP and "needs_hero_task=false" in data["reason"]:
+        said = f"{_short(load, data['event'])} is a noop: {data['reason']}"
+        return Told(row.recorded_at, "agent", load, said)
     return None
 
 
@@ -140,7 +143,7 @@ def of_transition(row: Row[Any]) -> Told | None:
     nth = f" (attempt {attempt})" if attempt and attempt > 1 else ""
     match Reason(row.reason_code):
         case Reason.TRANSPORT_OK:
-            return Told(row.at, "sent", load, f"{key}{nth}")
+            return Told(row.at, "sent", load, f"{key}{nth}: {_said(load, row.body)}")
         case Reason.RETRY_BACKOFF:
             return Told(row.at, "retry", load, f"{key}: {row.summary}")
         case Reason.ATTEMPT if row.from_status == "delivering":
@@ -161,6 +164,10 @@ def of_alert(row: Row[Any]) -> Told:
 def of_request(line: Line) -> Told | None:
     """The line about a request that the services answered in an odd way."""
     load, _, key = line["key"].partition("/")
+    if load == "think":
+        number, _, event = key.partition("/")
+        said = f"asks the model about {event}, and the model takes its time"
+        return Told(line["at"], "agent", number, said) if line["type"] == "held" else None
     if line["type"] == "request" and line["duplicate"]:
         return Told(
             line["at"], "services", load, f"know {key} already (attempt {line['attempt']}): same key, done once"
@@ -168,6 +175,11 @@ def of_request(line: Line) -> Told | None:
     if line["type"] == "lost":
         return Told(line["at"], "services", load, f"did {key}, and never answer")
     return None
+
+
+def _said(load: str, body: str) -> str:
+    said = next(iter(json.loads(body).values()))
+    return f"“{str(said).removeprefix(f'Load {load}: ')}”"
 
 
 def _short(load: str, key: str) -> str:
@@ -187,8 +199,8 @@ def table(summary: Summary) -> Table:
         "timers": _counts(summary.timers),
         "retries": summary.retries,
         "alerts": summary.alerts,
-        "dispatchers killed in the middle of a send": summary.kills,
-        "duplicates the services saw, and knew by their key": summary.duplicates,
+        "dispatchers killed mid-send": summary.kills,
+        "duplicates, known by their key": summary.duplicates,
     }
     for name, value in rows.items():
         shown.add_row(name, str(value))

@@ -69,8 +69,9 @@ class RealCalls:
         await asyncio.wait(either, timeout=timeout / SECOND, return_when=asyncio.FIRST_COMPLETED)
         if call.done():
             return _result(call)
-        call.cancel()
-        await asyncio.wait({call}, timeout=CANCEL_GRACE_SECONDS if is_async(fn) else 0)
+        if is_async(fn):  # a thread cannot be cancelled
+            call.cancel()
+            await asyncio.wait({call}, timeout=CANCEL_GRACE_SECONDS)
         if not call.done():
             self._stuck.add(call)
             call.add_done_callback(self._stuck.discard)

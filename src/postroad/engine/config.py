@@ -30,6 +30,10 @@ _SECRET = re.compile(r"([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IG
 HIDDEN = "***"
 
 
+class BadSetting(InvalidInput):
+    """A setting is wrong or missing."""
+
+
 class Setting(msgspec.Struct, frozen=True):
     """A setting's value and the place that decided it."""
 
@@ -55,7 +59,7 @@ def settings(
         given: What the command line said; None values count as not said.
 
     Raises:
-        InvalidInput: An unknown name or a value of the wrong type in the file, naming both.
+        BadSetting: An unknown name or a value of the wrong type in the file, naming both.
     """
     environ = os.environ if environ is None else environ
     said = {name: value for name, value in (given or {}).items() if value is not None}
@@ -69,13 +73,13 @@ def database_url(
     """The database's URL and the place that it comes from. `explicit` is what code or the command line said.
 
     Raises:
-        InvalidInput: There is none anywhere, or it is not one of sqlite:///…, postgres://… or postgresql://….
+        BadSetting: There is none anywhere, or it is not one of sqlite:///…, postgres://… or postgresql://….
     """
     if explicit is not None:
         return _checked_url(explicit, "--database"), "explicit"
     found = settings(environ=environ, cwd=cwd)["database_url"]
     if found.value is None:
-        raise InvalidInput(
+        raise BadSetting(
             "No database is configured: set POSTROAD_DATABASE_URL (or DATABASE_URL), write database_url into "
             "postroad.toml, or pass one, such as sqlite:///app.db or postgresql://user@host/name.",
             field="database_url",
@@ -97,7 +101,7 @@ def masked(url: str) -> str:
 
 def _checked_url(url: str, source: str) -> str:
     if not _SCHEMES.match(url):
-        raise InvalidInput(
+        raise BadSetting(
             f"The database's URL ({source}) must begin with sqlite:///, postgres:// or postgresql://, "
             f"got {masked(url)}.",
             field="database_url",
@@ -128,7 +132,7 @@ def _converted(name: str, value: object, source: str) -> object:
     except msgspec.ValidationError as error:
         # The value may be a secret, and so may the error's text.
         wanted = "a text" if _TYPES[name] is str else "a number of seconds"
-        raise InvalidInput(f"{name} ({source}) must be {wanted}.", field=name) from error
+        raise BadSetting(f"{name} ({source}) must be {wanted}.", field=name) from error
 
 
 def _file(folder: Path) -> tuple[str, Mapping[str, object]]:
@@ -141,10 +145,10 @@ def _file(folder: Path) -> tuple[str, Mapping[str, object]]:
     if table is None:
         return "", {}
     if not isinstance(table, dict):
-        raise InvalidInput(f"[tool.postroad] in {path} must be a table.", field="tool.postroad")
+        raise BadSetting(f"[tool.postroad] in {path} must be a table.", field="tool.postroad")
     for name in table:
         if name not in DEFAULTS:
-            raise InvalidInput(
+            raise BadSetting(
                 f"{path} has a setting {name!r} that does not exist; there are {', '.join(DEFAULTS)}.", field=name
             )
     return path.name, table
@@ -156,10 +160,10 @@ def _toml(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} could not be read: {error}", field=path.name) from error
+        raise BadSetting(f"{path} could not be read: {error}", field=path.name) from error
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         if path.name == "pyproject.toml" and "postroad" not in text:
             return None  # somebody else's trouble
-        raise InvalidInput(f"{path} is not TOML: {error}", field=path.name) from error
+        raise BadSetting(f"{path} is not TOML: {error}", field=path.name) from error

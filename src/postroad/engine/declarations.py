@@ -180,5 +180,5 @@ def names_of(senders: Iterable[Sender]) -> list[str]:
 
 def is_async(fn: Callable[..., Any]) -> bool:
     """Whether calling it gives something to await."""
-    call = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
-    return inspect.iscoroutinefunction(call)
+    # Of the function itself first: a functools.partial is looked into only there.
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004

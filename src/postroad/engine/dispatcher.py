@@ -1,6 +1,7 @@
 """The dispatcher: claims due dispatches, has their senders carry them out, settles what came of it."""
 
 import asyncio
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, assert_never
@@ -57,7 +58,7 @@ class Dispatcher(Loop):
     async def step(self) -> bool:
         self.stalls.look()
         # What was sent comes first: while settling is impossible nothing new is sent.
-        await self._settle_all()
+        await self._settle_waiting()
         wants = self._wants()
         if not wants:
             return False
@@ -73,7 +74,7 @@ class Dispatcher(Loop):
     async def finish(self) -> None:
         while tasks := [task for table in self._sending.values() for task in table.values()]:
             await asyncio.wait(tasks)
-        await self._settle_all()
+        await self._settle_waiting()
 
     def abandon(self, why: str) -> None:
         for abort in list(self._aborts.values()):
@@ -121,7 +122,7 @@ class Dispatcher(Loop):
         result = await self._carry_out(claim, sender)
         failpoint("dispatch.after_send")
         self._results.append(self._judge(claim, sender, result))
-        await self._settle_soon()
+        await self._settle_quietly()
 
     async def _still_ours(self, claim: DispatchClaim, sender: Sender, asked: int) -> bool:
         """A claim that has waited is looked at again; one that no attempt fits into any more is given back."""
@@ -167,6 +168,7 @@ class Dispatcher(Loop):
             id=claim.id,
             token=claim.token,
             attempt=claim.attempt,
+            epoch=claim.epoch,
             result=verdict,
             policy=sender.policy,
             error=said,
@@ -175,30 +177,43 @@ class Dispatcher(Loop):
             fraction=self.parts.entropy.fraction(),
         )
 
-    async def _settle_soon(self) -> None:
-        """Settle with whoever else is done by then: what comes while a settle is under way shares the next one."""
+    async def _settle_waiting(self) -> None:
+        """Settle what there is. Only one settle is under way at a time: two would settle the same results twice.
+
+        What comes meanwhile shares the next batch.
+        """
         if self._settling is None or self._settling.done():
-            self._settling = asyncio.ensure_future(self._settle_quietly())
+            self._settling = asyncio.ensure_future(self._settle_all())
         await asyncio.shield(self._settling)
 
     async def _settle_quietly(self) -> None:
         try:
-            await self._settle_all()
+            await self._settle_waiting()
         except Exception as error:
             logger.warning("%d results could not be settled yet: %s", len(self._results), error)
 
     async def _settle_all(self) -> None:
         while self._results:
             batch = self._results[:SETTLE_MAX]
-            settled = await self.parts.database.atransact(
-                settle.settle, batch, lock=partial(settle.lock, settlements=batch), urgent=True
-            )
+            settled = await self._settle(batch)
             failpoint("dispatch.after_settle")
-            known = {id(one) for one in batch}
-            self._results = [one for one in self._results if id(one) not in known]
+            done = {(one.id, one.token) for one in batch} if settled else set()
+            self._results = [one for one in self._results if (one.id, one.token) not in done]
             for one in settled:
                 self._ended(one)
             self.parts.wakeups.announce(("turns", "timers"))
+
+    async def _settle(self, batch: list[Settlement]) -> list[Settled]:
+        database = self.parts.database
+        lock = partial(settle.lock, settlements=batch)
+        try:
+            return await database.atransact(settle.settle, batch, lock=lock, urgent=True)
+        except CommitUnknown:
+            # What has happened must not be settled again: it would look like a late claimant's.
+            asked = {(one.id, one.token) for one in batch}
+            left = await database.aread(settle.unsettled, batch)
+            self._results = [one for one in self._results if (one.id, one.token) not in asked or one.id in left]
+            return []
 
     def _ended(self, settled: Settled) -> None:
         name = "stale" if settled.stale else _COUNTED.get(settled.status, "retried")
@@ -235,6 +250,8 @@ def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, 
         case Returned(Receipt() as receipt):
             return "ok", "", _receipt(receipt), 0
         case Returned(value):
+            if inspect.iscoroutine(value):
+                value.close()  # never awaited, so it has sent nothing
             return (
                 "failed",
                 f"the sender returned {type(value).__name__}; success is Receipt, str or None",
@@ -253,7 +270,8 @@ def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, 
             said = f"timeout after {sender.timeout / SECOND:g} s" + (", still running" if stuck else "")
             return unknown, said, None, 0
         case Aborted(why):
-            return "released", f"ended while sending: {why}", None, 0
+            cut: Result = unknown if sender.on_unknown == "park" else "cut_short"
+            return cut, f"ended while sending: {why}", None, 0
         case _:
             assert_never(result)
 

@@ -107,8 +107,11 @@ class Run:
                 turn.commit_at(decided_at, self._reasons), records.run_writes if records.writes else None
             )
         except DuplicateEntry:
-            await self.parts.database.atransact(turns.drop_landed, self.hold)
-            self._ended(RunEnd.CONFLICT)
+            if await self.parts.database.atransact(turns.drop_landed, self.hold):
+                self._ended(RunEnd.CONFLICT)
+                self.parts.wakeups.announce(("turns",))
+            else:
+                await self._failed("an entry of this turn is in the log already")
         except ConcurrencyConflict as error:
             await self._back_off(0, str(error), RunEnd.CONFLICT)
         except DuplicateKey as error:

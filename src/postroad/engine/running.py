@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal
+from typing import Any, Literal
 
+from postroad.engine.calls import CANCEL_GRACE_SECONDS
 from postroad.engine.dispatcher import Dispatcher
 from postroad.engine.listener import Listener
 from postroad.engine.loop import Loop, Parts
@@ -119,6 +120,21 @@ async def drain(loops: Sequence[Loop]) -> None:
             return
 
 
+def run_bounded(main: Coroutine[Any, Any, None]) -> None:
+    """`asyncio.run`, but what ignores its cancellation is left behind after a second instead of waited for."""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(main)
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_GRACE_SECONDS))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
 class Loops:
     """What `running` returns: the loops run for as long as the block lasts.
 
@@ -183,7 +199,7 @@ class Loops:
             await self._serve(runtime, self._stop, started.set)
 
         try:
-            asyncio.run(main())
+            run_bounded(main())
         except BaseException as error:
             self._failure = error
         finally:

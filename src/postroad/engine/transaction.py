@@ -13,7 +13,7 @@ from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.entropy import Entropy
 from postroad.model.errors import InvalidInput, NotInTransaction, Refused, Span
 from postroad.model.failpoints import failpoint
-from postroad.model.ids import check_event_key, check_name, check_stream, check_timer_key
+from postroad.model.ids import RESERVED_PREFIXES, check_event_key, check_name, check_stream, check_timer_key
 from postroad.model.kinds import Kind
 from postroad.model.payload import content_hash, encode, text
 from postroad.model.rows import NewEvent
@@ -113,7 +113,7 @@ class Transaction:
         declared = self._context.declared(name)
         if on_conflict not in ("error", "keep"):
             raise InvalidInput(f"on_conflict must be 'error' or 'keep', got {on_conflict!r}.", field="on_conflict")
-        destination = text(to, "to", bytes_max=2048, empty=True)
+        destination = text(to, "to", bytes_max=2048, empty=to == "")
         dispatch_id = self._context.entropy.token()
         sending = Sending(
             id=dispatch_id,
@@ -227,10 +227,13 @@ def _when(at: datetime | None, after: Span | None) -> When:
 
 
 def payload(kind: Kind[T] | str, data: object, field: str = "data") -> tuple[str, int, str]:
-    """A kind's name and version, and the payload's text held against its type."""
+    """A kind's name and version, and the payload's text held against its type; built-in kinds are refused."""
+    name = kind.name if isinstance(kind, Kind) else check_name(kind, "kind")
+    if name.startswith(RESERVED_PREFIXES):
+        raise InvalidInput(f"kind must not begin with {' or '.join(RESERVED_PREFIXES)}; these are ours.", field="kind")
     if isinstance(kind, Kind):
-        return kind.name, kind.version, kind.encode(data, field)
-    return check_name(kind, "kind"), 1, encode(data, field)
+        return name, kind.version, kind.encode(data, field)
+    return name, 1, encode(data, field)
 
 
 class Opening:

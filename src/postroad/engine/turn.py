@@ -79,8 +79,6 @@ class Turn(Transaction):
     def record(self, kind: Kind[T] | str, data: T) -> None:
         """Append an entry to this stream's log."""
         name, version, encoded = payload(kind, data)
-        if isinstance(kind, str) and name.startswith(ids.RESERVED_PREFIXES):
-            raise InvalidInput(f"kind must not begin with {ids.RESERVED_PREFIXES}, these are ours.", field="kind")
         self._records.entries.append(self._entry(name, version, encoded))
 
     async def call(self, tool: Tool[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -99,7 +99,8 @@ class TimerStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-Result = Literal["ok", "failed", "permanent", "unknown", "released"]
+# cut_short: we ended the attempt ourselves, because the process was told to end.
+Result = Literal["ok", "failed", "permanent", "unknown", "cut_short"]
 
 
 class Next(msgspec.Struct, frozen=True):
@@ -128,7 +129,7 @@ def after_attempt(
     """
     if result == "ok":
         return Next(Status.DELIVERED, Reason.TRANSPORT_OK)
-    if result == "released":
+    if result == "cut_short":
         return Next(Status.PENDING, Reason.RELEASED, 0)
     if result == "permanent":
         return Next(Status.DEAD_LETTER, Reason.PERMANENT)

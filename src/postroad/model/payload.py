@@ -72,9 +72,9 @@ def _foreign(value: object) -> object:
 
 
 def _check(value: Any, path: str, depth: int) -> None:
-    if depth > DEPTH_MAX + 1:
-        raise InvalidInput(f"{path[:200]} is nested deeper than {DEPTH_MAX}.", field=path[:200])
     kind = type(value)
+    if depth > DEPTH_MAX and kind in (dict, list, tuple):
+        raise InvalidInput(f"{path[:200]} is nested deeper than {DEPTH_MAX}.", field=path[:200])
     if kind is str:
         if flaw := _flaw(value):
             raise InvalidInput(f"{path[:200]} holds {flaw}.", field=path[:200])

@@ -81,7 +81,9 @@ class Database:
         self._executor = executor or (
             Threads(workers=1, urgent_workers=0) if self.is_sqlite else Threads(workers=8, urgent_workers=2)
         )
-        self._readers: Executor = self._executor if isinstance(self._executor, Inline) else Threads(workers=2, urgent_workers=0)
+        self._readers: Executor = (
+            self._executor if isinstance(self._executor, Inline) else Threads(workers=2, urgent_workers=0)
+        )
 
     @staticmethod
     def _check(engine: Engine | str | URL) -> Engine:
@@ -139,9 +141,7 @@ class Database:
         if self._owns_engine:
             self.engine.dispose()
 
-    def _submit(
-        self, fn: Callable[..., R], args: Any, kwargs: Any, *, lock: Lock | None, urgent: bool
-    ) -> Future[R]:
+    def _submit(self, fn: Callable[..., R], args: Any, kwargs: Any, *, lock: Lock | None, urgent: bool) -> Future[R]:
         self._refuse_nesting()
         return self._executor.submit(lambda: self._run(fn, args, kwargs, lock), urgent=urgent)
 
@@ -209,5 +209,3 @@ class _Inside:
 
     def __exit__(self, *error: object) -> None:
         _inside.transaction = False
-
-

@@ -32,14 +32,14 @@ def open_engine(database: str | URL) -> Engine:
     url = make_url(database)
     if url.drivername in ("postgres", "postgresql"):
         url = url.set(drivername="postgresql+psycopg")
+    if url.drivername == "sqlite+aiosqlite":  # the URL of an application whose own engine is asynchronous
+        url = url.set(drivername="sqlite")
     if url.get_backend_name() == "sqlite":
         if url.database in (None, "", ":memory:"):
             raise InvalidInput("database must be a SQLite file: several connections share it.", field="database")
         return configure_sqlite(create_engine(url, pool_reset_on_return=None, connect_args=_sqlite_module_args()))
     if url.drivername != "postgresql+psycopg":
-        raise InvalidInput(
-            f"database must be sqlite or postgresql (psycopg), got {url.drivername}.", field="database"
-        )
+        raise InvalidInput(f"database must be sqlite or postgresql (psycopg), got {url.drivername}.", field="database")
     return create_engine(url, pool_size=12, max_overflow=4, pool_timeout=30, pool_pre_ping=False)
 
 

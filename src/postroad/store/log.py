@@ -27,10 +27,7 @@ _LANDED = Statement(
     "SELECT stream, event_id, seq FROM (SELECT e.stream, e.event_id, " + LANDED + " AS seq "
     "FROM {rows:e(stream text, event_id text)}) AS found WHERE seq IS NOT NULL"
 )
-_HEADS = Statement(
-    "SELECT id, version, deleted_at FROM {p}streams WHERE id IN (SELECT value FROM {list:streams}) "
-    "ORDER BY id {for_update}"
-)
+_HEADS = Statement("SELECT id, version, deleted_at FROM {p}streams WHERE id {in_list:streams} ORDER BY id {for_update}")
 _BEGIN = Statement(
     "INSERT INTO {p}streams (id, type, version) SELECT name, type, added "
     "FROM {rows:heads(name text, type text, added int)} WHERE true ORDER BY name ON CONFLICT (id) DO NOTHING"
@@ -48,13 +45,10 @@ _INSERT = Statement(
 )
 _VERSION = Statement("SELECT version FROM {p}streams WHERE id = :stream")
 _COLUMNS = "stream, seq, entry_id, kind, version, data, received_at, recorded_at, cause"
-_READ = Statement(
-    f"SELECT {_COLUMNS} FROM {{p}}log WHERE stream = :stream AND seq > :after ORDER BY seq LIMIT :limit"
-)
+_READ = Statement(f"SELECT {_COLUMNS} FROM {{p}}log WHERE stream = :stream AND seq > :after ORDER BY seq LIMIT :limit")
 _LAST = Statement(f"SELECT {_COLUMNS} FROM {{p}}log WHERE stream = :stream ORDER BY seq DESC LIMIT :limit")
 _FIND = Statement(
-    f"SELECT {_COLUMNS} FROM {{p}}log WHERE stream = :stream "
-    "AND entry_id IN (SELECT value FROM {list:entry_ids}) ORDER BY seq"
+    f"SELECT {_COLUMNS} FROM {{p}}log WHERE stream = :stream AND entry_id {{in_list:entry_ids}} ORDER BY seq"
 )
 
 
@@ -71,9 +65,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
         return self.expected_version + len(self.entries)
 
 
-def append(
-    conn: Connection, stream: str, entries: Sequence[NewEntry], *, expected_version: int, now: int
-) -> int:
+def append(conn: Connection, stream: str, entries: Sequence[NewEntry], *, expected_version: int, now: int) -> int:
     """Append to one stream's log and return its new version; a stream without entries has version 0.
 
     Raises:

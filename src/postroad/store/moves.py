@@ -30,10 +30,10 @@ _LOCK = Statement(
 _UPDATE = Statement("""
 UPDATE {p}outbox AS o
 SET status = moves.status, due_at = moves.due_at, attempt = moves.attempt,
-    first_attempt_at = moves.first_attempt_at, last_error = moves.last_error, receipt = moves.receipt,
+    first_attempt_at = moves.first_attempt_at, max_attempts = moves.max_attempts, last_error = moves.last_error, receipt = moves.receipt,
     claim_token = NULL, updated_at = :now
-FROM {rows:moves(id text, status text, due_at int, attempt int, first_attempt_at int, last_error text,
-                 receipt text, was text, token text)}
+FROM {rows:moves(id text, status text, due_at int, attempt int, first_attempt_at int,
+                 max_attempts int, last_error text, receipt text, was text, token text)}
 WHERE o.id = moves.id AND o.status = moves.was AND o.claim_token IS NOT DISTINCT FROM moves.token
 """)
 
@@ -87,6 +87,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     attempt: int
     first_attempt_at: int | None
+    max_attempts: int | None
     due_at: int | None = None
     error: str | None = None
     receipt: str | None = None
@@ -119,6 +120,7 @@ def move(row: Standing, to: Status, reason: Reason, summary: str, **changes: Any
     kept = {
         "attempt": row.attempt,
         "first_attempt_at": row.first_attempt_at,
+        "max_attempts": row.max_attempts,
         "error": row.last_error,
         "receipt": row.receipt,
         "on_failure": row.policy,
@@ -169,6 +171,7 @@ def _write(conn: Connection, moves: Sequence[Move], *, now: int) -> None:
             "due_at": each.due_at,
             "attempt": each.attempt,
             "first_attempt_at": each.first_attempt_at,
+            "max_attempts": each.max_attempts,
             "last_error": each.error,
             "receipt": each.receipt,
             "was": each.row.status,

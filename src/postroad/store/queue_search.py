@@ -50,12 +50,8 @@ _END = (
     "(SELECT i.received_at FROM {p}inbox i WHERE i.type = :type AND i.stream = streams.value "
     "AND i.reason IS NULL ORDER BY i.position %s LIMIT 1)"
 )
-_AGES = Statement(
-    f"SELECT value AS stream, {_END % 'ASC'} AS oldest, {_END % 'DESC'} AS newest FROM {{list:streams}}"
-)
-_DEFER = Statement(
-    "UPDATE {p}queues SET until = due FROM {rows:later(name text, due int)} WHERE stream = name"
-)
+_AGES = Statement(f"SELECT value AS stream, {_END % 'ASC'} AS oldest, {_END % 'DESC'} AS newest FROM {{list:streams}}")
+_DEFER = Statement("UPDATE {p}queues SET until = due FROM {rows:later(name text, due int)} WHERE stream = name")
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,8 +160,6 @@ def _too_soon(conn: Connection, ask: Ask, streams: list[str], *, now: int) -> di
         return {}
     ages = _AGES(conn, type=ask.stream_type, streams=as_json(streams))
     due = {
-        row.stream: min(row.newest + ask.debounce, row.oldest + ask.longest)
-        for row in ages
-        if row.newest is not None
+        row.stream: min(row.newest + ask.debounce, row.oldest + ask.longest) for row in ages if row.newest is not None
     }
     return {stream: at for stream, at in due.items() if at > now}

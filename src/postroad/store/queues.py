@@ -17,6 +17,7 @@ from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import QueueState, RunEnd
 from postroad.model.rows import ClaimedTurns, EndedRun, Hold, InboxEvent, TurnClaim
 from postroad.store import dialects, runs
+from postroad.store.inbox import UNDEAD
 from postroad.store.log import LANDED
 from postroad.store.queue_search import Ask, Candidate, search
 from postroad.store.statements import Statement, as_json
@@ -36,16 +37,13 @@ _SETS = Statement(
     "WHERE want.known = 1 OR (SELECT 1 FROM {p}queues q WHERE q.stream = want.stream) IS NULL"
 )
 _EVENTS = Statement(
-    "SELECT e.stream, e.position, e.event_id, e.kind, e.version, e.data, e.received_at, "
-    + LANDED
-    + " AS seq "
-    "FROM {ints:positions} JOIN {p}inbox e ON e.position = positions.value WHERE e.reason IS NULL "
+    "SELECT e.stream, e.position, e.event_id, e.kind, e.version, e.data, e.received_at, " + LANDED + " AS seq "
+    "FROM {p}inbox e WHERE e.position {in_ints:positions} AND " + UNDEAD + " "
     "ORDER BY e.position"
 )
-_DROP = Statement("DELETE FROM {p}inbox WHERE position IN (SELECT value FROM {ints:positions})")
+_DROP = Statement("DELETE FROM {p}inbox WHERE position {in_ints:positions}")
 _BURY = Statement(
-    "UPDATE {p}inbox SET reason = :reason WHERE type = :type AND reason IS NULL "
-    "AND stream IN (SELECT value FROM {list:streams})"
+    "UPDATE {p}inbox SET reason = :reason WHERE type = :type AND reason IS NULL AND stream {in_list:streams}"
 )
 _TAKE = Statement(
     "INSERT INTO {p}queues (stream, type, claim_token, until, state, attempts, picked, alone) "
@@ -58,21 +56,13 @@ _FRONT = Statement(
     "SELECT stream, position FROM {p}inbox WHERE type = :type AND front = 1 AND reason IS NULL "
     "AND ready_at <= :now ORDER BY ready_at, position LIMIT :limit"
 )
-_LOCK_SOME = Statement(
-    "SELECT stream FROM {p}queues WHERE stream IN (SELECT value FROM {list:streams}) "
-    "ORDER BY stream {skip_locked}"
-)
-_ADOPT = Statement(
-    "UPDATE {p}inbox SET front = 0 WHERE front = 1 AND position IN (SELECT value FROM {ints:positions})"
-)
+_LOCK_SOME = Statement("SELECT stream FROM {p}queues WHERE stream {in_list:streams} ORDER BY stream {skip_locked}")
+_ADOPT = Statement("UPDATE {p}inbox SET front = 0 WHERE front = 1 AND position {in_ints:positions}")
 _LOCK = Statement(
     "SELECT stream, claim_token, picked, alone FROM {p}queues "
-    "WHERE stream IN (SELECT value FROM {list:streams}) ORDER BY stream {for_update}"
+    "WHERE stream {in_list:streams} ORDER BY stream {for_update}"
 )
-_RENEW = Statement(
-    "UPDATE {p}queues SET until = :until WHERE claim_token IS NOT NULL "
-    "AND stream IN (SELECT value FROM {list:streams})"
-)
+_RENEW = Statement("UPDATE {p}queues SET until = :until WHERE claim_token IS NOT NULL AND stream {in_list:streams}")
 _LEAVE = Statement(
     "UPDATE {p}queues SET claim_token = NULL, state = :state, until = :until, "
     "attempts = attempts - :given_back WHERE stream = :stream AND claim_token = :token"
@@ -88,7 +78,7 @@ _READY = Statement(
     "WHERE i.type = q.type AND i.stream = q.stream AND i.reason IS NULL LIMIT 1) IS NOT NULL) "
     "RETURNING stream"
 )
-_EMPTY = Statement("DELETE FROM {p}queues WHERE stream IN (SELECT value FROM {list:streams})")
+_EMPTY = Statement("DELETE FROM {p}queues WHERE stream {in_list:streams}")
 
 
 class _Set(msgspec.Struct, kw_only=True):
@@ -117,6 +107,7 @@ def claim(
 ) -> ClaimedTurns:
     """Claim up to `limit` streams of a type, each with its next events, `batch` of them at the most.
 
+    The token is new for each pass: a run is named by its stream and token.
     A turn that is tried again keeps its set. A stream whose events keep coming is left until it was quiet for
     `debounce` or its oldest event has waited for `debounce_max` (microseconds, like `lease`). `takeover`
     False leaves claims alone whose lease is over.
@@ -225,9 +216,7 @@ def _claim(one: _Set, token: str, *, until: int) -> TurnClaim:
     )
 
 
-def _take(
-    conn: Connection, stream_type: str, claims: Sequence[TurnClaim], candidates: Mapping[str, Candidate]
-) -> None:
+def _take(conn: Connection, stream_type: str, claims: Sequence[TurnClaim], candidates: Mapping[str, Candidate]) -> None:
     if claims:
         sets = [
             {
@@ -283,9 +272,7 @@ def renew(conn: Connection, holds: Sequence[Hold], *, lease: int, now: int) -> l
     return [hold for hold in holds if hold.subject not in kept]
 
 
-def back_off(
-    conn: Connection, hold: Hold, *, delay: int, error: str, end: RunEnd = RunEnd.FAILED, now: int
-) -> None:
+def back_off(conn: Connection, hold: Hold, *, delay: int, error: str, end: RunEnd = RunEnd.FAILED, now: int) -> None:
     """Leave the stream for `delay`; its set stays as it is. Raises StaleClaim."""
     _leave(conn, hold, QueueState.BACKOFF, until=now + delay)
     end_run(conn, hold, end, error, now=now)
@@ -351,12 +338,8 @@ def free(conn: Connection, freed: Mapping[str, str | None], *, now: int) -> set[
     return ready
 
 
-def _leave(
-    conn: Connection, hold: Hold, state: QueueState, *, until: int | None, given_back: int = 0
-) -> None:
-    left = _LEAVE(
-        conn, stream=hold.subject, token=hold.token, state=state, until=until, given_back=given_back
-    ).rowcount
+def _leave(conn: Connection, hold: Hold, state: QueueState, *, until: int | None, given_back: int = 0) -> None:
+    left = _LEAVE(conn, stream=hold.subject, token=hold.token, state=state, until=until, given_back=given_back).rowcount
     if not left:
         raise StaleClaim(hold.subject, stream=hold.subject)
 

@@ -10,7 +10,7 @@ from postroad.model.lifecycle import Next, Reason, Result, Status, after_attempt
 from postroad.model.payload import PAYLOAD_BYTES_MAX, safe_error
 from postroad.model.rows import Settled, Settlement
 from postroad.store import dialects, moves
-from postroad.store.statements import Statement
+from postroad.store.statements import Statement, as_json
 
 # A delivering one expires only when its lease is over: until then its sender may still be sending.
 _OVERDUE = Statement(
@@ -20,12 +20,13 @@ _OVERDUE = Statement(
     "ORDER BY o.expires_at LIMIT :limit {skip_locked}"
 )
 
+_HELD = Statement("SELECT id, claim_token FROM {p}outbox WHERE id IN (SELECT value FROM {list:ids})")
 _SAID: dict[Result, str] = {
     "ok": "sent",
     "failed": "failed",
     "permanent": "failed for good",
     "unknown": "may have arrived",
-    "released": "given back, nothing had begun",
+    "cut_short": "was cut short",
 }
 
 
@@ -33,6 +34,12 @@ def lock(conn: Connection, settlements: Sequence[Settlement]) -> None:
     """Lock these settlements' dispatches; `now` is read after it, so that a wait costs nobody a lease."""
     dialects.distrust_statistics(conn)
     moves.lock(conn, [each.id for each in settlements])
+
+
+def unsettled(conn: Connection, settlements: Sequence[Settlement]) -> set[str]:
+    """Which of them hold their dispatch still: what to settle again after the answer of a COMMIT was lost."""
+    tokens = {each.id: each.token for each in settlements}
+    return {row.id for row in _HELD(conn, ids=as_json(sorted(tokens))) if row.claim_token == tokens[row.id]}
 
 
 def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> list[Settled]:
@@ -54,8 +61,7 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> 
         fresh = row.claim_token == each.token
         move = _ended(row, each, now=now) if fresh else _late(row, each)
         settled.append(Settled(each.id, move.to, move.reason, not fresh))
-        if fresh or each.result != "released":
-            made.append(move)
+        made.append(move)
         # The same dispatch once more in this call: its claim is over by now.
         standing[each.id] = msgspec.structs.replace(row, status=move.to, claim_token=None) if fresh else row
     moves.apply(conn, made, now=now)
@@ -64,8 +70,6 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> 
 
 def _ended(row: moves.Standing, each: Settlement, *, now: int) -> moves.Move:
     """The move that an attempt's result makes of its dispatch."""
-    if each.result == "released":
-        return released(row, now=now)
     attempts_max = row.max_attempts or each.policy.retry.attempts
     following = after_attempt(
         each.result,
@@ -87,6 +91,8 @@ def _ended(row: moves.Standing, each: Settlement, *, now: int) -> moves.Move:
         error=error,
         receipt=row.receipt if each.receipt is None else safe_error(each.receipt, PAYLOAD_BYTES_MAX),
         on_failure=each.policy.on_failure,
+        # A deployment costs no attempt: this one counts, and one more is allowed.
+        max_attempts=attempts_max + 1 if each.result == "cut_short" else row.max_attempts,
     )
 
 
@@ -96,7 +102,7 @@ def released(row: moves.Standing, *, now: int) -> moves.Move:
         row,
         Status.PENDING,
         Reason.RELEASED,
-        f"attempt {row.attempt} {_SAID['released']}",
+        f"attempt {row.attempt} given back, nothing had begun",
         due_at=now,
         attempt=row.attempt - 1,
         first_attempt_at=None if row.attempt == 1 else row.first_attempt_at,

@@ -6,6 +6,7 @@ A statement is text with marks in braces:
     {rows:name(a text, b int)}  the rows of the JSON parameter `name` as a table; it also has `ord`, from 0
     {list:name}                 the strings of the JSON array `name`, as a table with the one column `value`
     {ints:name}                 the integers of the JSON array `name`, likewise
+    {in_list:name} {in_ints:name}  "is one of" them, in a form that is always looked up one by one
     {json_agg}                  the aggregate that makes a JSON array
     {for_update} {skip_locked}  row locks, where there are such
     {bytewise}                  the collation of our text columns, for text that a parameter brought
@@ -23,7 +24,7 @@ from postroad.store.schema import PREFIX
 
 SCHEMA_OPTION = "postroad_schema"
 _ROWS = re.compile(r"\{rows:(\w+)\(([^)]*)\)\}")
-_LIST = re.compile(r"\{(list|ints):(\w+)\}")
+_LIST = re.compile(r"\{(list|ints|in_list|in_ints):(\w+)\}")
 
 
 class Statement:
@@ -64,6 +65,8 @@ def render(sql: str, dialect: str, schema: str | None) -> str:
 _POSTGRES: Mapping[str, str] = {
     "list": '(SELECT value COLLATE "C" AS value FROM json_array_elements_text(CAST(:{name} AS json))) AS {name}',
     "ints": "(SELECT CAST(value AS bigint) AS value FROM json_array_elements_text(CAST(:{name} AS json))) AS {name}",
+    "in_list": '= ANY(ARRAY(SELECT value COLLATE "C" FROM json_array_elements_text(CAST(:{name} AS json))))',
+    "in_ints": "= ANY(ARRAY(SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST(:{name} AS json))))",
     "json_agg": "json_agg",
     "for_update": "FOR UPDATE",
     "skip_locked": "FOR UPDATE SKIP LOCKED",
@@ -73,6 +76,8 @@ _POSTGRES: Mapping[str, str] = {
 _SQLITE: Mapping[str, str] = {
     "list": "(SELECT value FROM json_each(:{name})) AS {name}",
     "ints": "(SELECT value FROM json_each(:{name})) AS {name}",
+    "in_list": "IN (SELECT value FROM json_each(:{name}))",
+    "in_ints": "IN (SELECT value FROM json_each(:{name}))",
     "json_agg": "json_group_array",
     "for_update": "",
     "skip_locked": "",

@@ -30,16 +30,13 @@ T = TypeVar("T")
 Write = Callable[[Connection], object]
 
 _CONSUME = Statement(
-    "DELETE FROM {p}inbox WHERE reason IS NULL AND position IN (SELECT value FROM {ints:positions}) "
-    "RETURNING position"
+    "DELETE FROM {p}inbox WHERE position {in_ints:positions} AND " + inbox.UNDEAD + " RETURNING position"
 )
 _BURY = Statement(
-    "UPDATE {p}inbox SET reason = why FROM {rows:dead(place int, why text)} "
-    "WHERE position = place AND reason IS NULL RETURNING position"
+    "UPDATE {p}inbox SET reason = :why WHERE position {in_ints:positions} AND " + inbox.UNDEAD + " RETURNING position"
 )
 _LANDED = Statement(
-    "SELECT e.position FROM {ints:positions} JOIN {p}inbox e ON e.position = positions.value "
-    "WHERE " + log.LANDED + " IS NOT NULL"
+    "SELECT e.position FROM {p}inbox e WHERE e.position {in_ints:positions} AND " + log.LANDED + " IS NOT NULL"
 )
 
 
@@ -97,11 +94,9 @@ def _record(conn: Connection, turns: Sequence[TurnCommit], *, now: int) -> None:
     consumed = {event.position: turn.claim.stream for turn in turns for event in turn.consumed}
     if consumed:
         _all_gone(consumed, _CONSUME(conn, positions=as_json(list(consumed))).scalars())
-    dead = {event.position: turn for turn in turns for event in turn.dead}
-    if dead:
-        rows = [{"place": position, "why": turn.dead_reason} for position, turn in dead.items()]
-        streams = {position: turn.claim.stream for position, turn in dead.items()}
-        _all_gone(streams, _BURY(conn, dead=as_json(rows)).scalars())
+    for why in sorted({turn.dead_reason for turn in turns if turn.dead}):
+        dead = {e.position: t.claim.stream for t in turns for e in t.dead if t.dead_reason == why}
+        _all_gone(dead, _BURY(conn, positions=as_json(list(dead)), why=why).scalars())
     failpoint("turns.consumed")
 
 
@@ -137,11 +132,7 @@ def _cause(
 ) -> tuple[Iterable[Enqueued], set[str], Iterable[Published]]:
     """What comes of it: dispatches, timers, withdrawals, events for this and other streams, alerts."""
     dispatches = _all(turn.dispatches for turn in turns)
-    enqueued = (
-        outbox.insert(conn, dispatches, source=source, actor=source, in_turn=True, now=now)
-        if dispatches
-        else []
-    )
+    enqueued = outbox.insert(conn, dispatches, source=source, actor=source, in_turn=True, now=now) if dispatches else []
     failpoint("turns.dispatched")
     if changes := _all(turn.timers for turn in turns):
         timers.apply(conn, changes, now=now)

@@ -1,7 +1,6 @@
 """A harness for users' tests: the app's own code over a database of the test, with a clock that the test moves."""
 
 import asyncio
-import inspect
 import shutil
 import tempfile
 from collections import deque
@@ -14,8 +13,8 @@ from sqlalchemy import Connection
 
 from postroad.engine.app import Postroad
 from postroad.engine.calls import InlineCalls
-from postroad.engine.declarations import Sender
-from postroad.engine.loop import Loop, Parts
+from postroad.engine.declarations import Sender, is_async
+from postroad.engine.loop import Loop, Parts, Stalls
 from postroad.engine.running import Drained, build, drain
 from postroad.model.clock import FakeClock, span
 from postroad.model.dispatches import Dispatch
@@ -159,6 +158,8 @@ class Harness:
             {name: _replaced(sender, self._sender_for(sender)) for name, sender in post._registry.senders.items()}
         )
         self._loops = build(self._parts)
+        for loop in self._loops:
+            loop.stalls = _NoStalls(database)
 
     def _restore(self) -> None:
         post = self.post
@@ -189,16 +190,19 @@ class Harness:
         return Drained(parts.counts, parts.database.read(moments.waiting))
 
     def _next(self) -> int | None:
-        registry = self._opened().registry
-        found = self._opened().database.read(
+        """The next moment at which something is due, or at which a stream may have become quiet."""
+        parts = self._opened()
+        registry, database = parts.registry, parts.database
+        found = database.read(
             moments.next_moment,
             kinds=list(registry.senders),
             types=list(registry.deciders),
             after=self.clock.wall(),
         )
-        quiet = [d.debounce for d in registry.deciders.values() if d.debounce]
-        if quiet and self._opened().database.read(moments.waiting_events):
-            found = min(found or 2**62, self.clock.wall() + min(quiet))
+        debounces = [decider.debounce for decider in registry.deciders.values() if decider.debounce]
+        if debounces and database.read(moments.waiting_events) > 0:
+            quiet = self.clock.wall() + min(debounces)
+            return quiet if found is None else min(found, quiet)
         return found
 
     def _sender_for(self, sender: Sender) -> Callable[[Dispatch[Any]], Any]:
@@ -212,7 +216,7 @@ class Harness:
             if self._capture:
                 return None
             value = sender.fn(dispatch)
-            return await value if inspect.isawaitable(value) else value
+            return await value if is_async(sender.fn) else value
 
         return send
 
@@ -221,6 +225,12 @@ class Harness:
             error = values["error"]
             if not any(error is one for one in self._expected) and not isinstance(error, PostroadError):
                 self._unplanned.append(error)
+
+
+class _NoStalls(Stalls):
+    """The test moves the clock: time that passes between two steps is no stall."""
+
+    def look(self) -> None: ...
 
 
 def _replaced(sender: Sender, fn: Callable[[Dispatch[Any]], Any]) -> Sender:

@@ -127,9 +127,7 @@ def sql(dialect: str, schema: str | None = None, *, after: int = 0) -> str:
             f"INSERT INTO {{p}}migrations (version, name, applied_at, oldest_code)\n"
             f"VALUES ({step.version}, '{step.name}', {_NOW[dialect]}, {step.oldest_code})"
         )
-    return "".join(
-        f"{render(statement, dialect, schema)};\n" for statement in ("BEGIN", *statements, "COMMIT")
-    )
+    return "".join(f"{render(statement, dialect, schema)};\n" for statement in ("BEGIN", *statements, "COMMIT"))
 
 
 def _schema(conn: Connection) -> str | None:

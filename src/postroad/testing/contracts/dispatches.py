@@ -136,20 +136,20 @@ class Waiting:
         self._database = database
         self._result: list[Any] = []
         self._begun = threading.Event()
-        event.listen(database.engine, "begin", self._begin, insert=True)
+        event.listen(database.engine, "checkout", self._checked_out)
         self._thread = threading.Thread(target=self._work, args=(call,))
         self._thread.start()
 
-    def _begin(self, conn: Connection) -> None:
+    def _checked_out(self, *_: object) -> None:
         self._begun.set()
 
     def _work(self, call: Callable[[], Any]) -> None:
         self._result.append(call())
 
     def blocked(self) -> None:
-        """Return once the call waits: on Postgres the server says so, on SQLite it has come to its BEGIN."""
+        """Return once the call waits: on Postgres the server says so, on SQLite only its BEGIN is left."""
         assert self._begun.wait(10)
-        event.remove(self._database.engine, "begin", self._begin)
+        event.remove(self._database.engine, "checkout", self._checked_out)
         if self._database.is_sqlite:
             return
         with self._database.engine.connect() as conn:

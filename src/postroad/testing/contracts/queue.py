@@ -255,12 +255,13 @@ class LifeContract(Uses):
         run(self.queue.lock, [])
         assert run(everything) == before
 
-    def test_what_never_began_is_given_back(self, run: Run) -> None:
+    def test_what_never_began_is_given_back(self, run: Run, clock: FakeClock) -> None:
         """A released claim is ready at once with its set, and its attempt does not count."""
         self.publish(run, event(1))
         held = self.claim_one(run)
         self.publish(run, event(2))
         run(self.queue.release, hold(held))
+        clock.advance(1)
         again = self.claim_one(run, "t2")
         assert (names(again.events), again.attempt, again.interrupted) == (["e1"], 1, False)
         assert run(ends) == [None, "released"]
@@ -504,9 +505,13 @@ class QueueRaces(Uses):
         others = [another(database, clock) for _ in range(4)]
 
         def work(place: int) -> list[str]:
-            mine: list[str] = []
-            while len(mine) < 40 and len(database.read(queue_rows)) < 40:
-                mine += [one.stream for one in self.claim(others[place].transact, f"t{place}", limit=3)]
+            run, cursor, mine = others[place].transact, "", list[str]()
+            for number in range(40):
+                found = self.look(run, f"t{place}.{number}", limit=3, cursor=cursor)
+                mine += [one.stream for one in found.claims]
+                cursor = found.cursor
+                if found.clogged:
+                    run(self.queue.adopt, stream_type="load")
             return mine
 
         results = in_threads(*(partial(work, place) for place in range(4)))
@@ -524,7 +529,7 @@ class QueueRaces(Uses):
         clock.advance(1)
         self.publish(run, event(1, "load/2"))
         if known:
-            for held in self.claim(run):
+            for held in self.claim(run, "t0"):
                 run(self.queue.release, hold(held))
 
         with database.engine.connect() as conn, conn.begin() as transaction:

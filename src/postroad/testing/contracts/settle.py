@@ -108,16 +108,17 @@ class SettleContract:
         held = claim(run, policy=policy, token="t2")[0]
         assert run(settle.settle, [settlement(held, "failed", policy=policy)])[0].reason == Reason.BUDGET
 
-    def test_what_had_not_begun_is_given_back(self, run: Run, clock: FakeClock) -> None:
-        """A released attempt is not counted and leaves the last error alone."""
+    def test_an_attempt_that_we_cut_short_costs_none(self, run: Run, clock: FakeClock) -> None:
+        """An attempt that our own shutdown ended counts, one more is allowed, and it is due again at once."""
         enqueue(run, dispatch(1))
         run(settle.settle, [settlement(claim(run)[0], "failed", error="busy")])
         clock.advance(60)
         held = claim(run, token="t2")[0]
-        settled = run(settle.settle, [settlement(held, "released")])
+        settled = run(settle.settle, [settlement(held, "cut_short", error="shutdown")])
         assert settled == [Settled(held.id, "pending", "dispatch.pending.released", False)]
         row = run(outbox_rows)[0]
-        assert (row.attempt, row.due_at, row.last_error) == (1, clock.wall(), "busy")
+        assert (row.attempt, row.max_attempts) == (2, held.max_attempts + 1)
+        assert (row.due_at, row.last_error) == (clock.wall(), "shutdown")
 
     def test_answers_keep_the_order(self, run: Run) -> None:
         """Settlements are answered in their own order, whatever the order of the locks."""
@@ -259,12 +260,14 @@ class StaleContract:
         assert run(outbox_rows)[0].last_error == "busy"
         assert [status for _, _, status, _ in run(outcomes)] == ["delivered"]
 
-    def test_what_had_not_begun_leaves_no_trace(self, run: Run, clock: FakeClock) -> None:
-        """Giving back what somebody else holds by now writes nothing."""
-        first, _ = self.two_claims(run, clock)
-        before = run(everything)
-        assert run(settle.settle, [settlement(first, "released")])[0].stale
-        assert run(everything) == before
+    def test_who_holds_it_still_is_known(self, run: Run, clock: FakeClock) -> None:
+        """After a lost answer of COMMIT it can be told which settlements have not happened."""
+        first, second = self.two_claims(run, clock)
+        both = [settlement(first, "ok"), settlement(second, "ok")]
+        assert run(lambda conn, now: settle.unsettled(conn, both[:1])) == set()
+        assert run(lambda conn, now: settle.unsettled(conn, both[1:])) == {second.id}
+        run(settle.settle, both[1:])
+        assert run(lambda conn, now: settle.unsettled(conn, both[1:])) == set()
 
     def test_a_late_success_belongs_to_its_epoch(self, run: Run, clock: FakeClock) -> None:
         """A success that was claimed before an operator's retry is told under the epoch of its claim."""

@@ -1,6 +1,7 @@
 """What the suites of log, inbox and queue share: events and entries to write, claims, and what the tables hold."""
 
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any, ClassVar
 
 from sqlalchemy import Connection
@@ -98,7 +99,8 @@ class Uses:
 
     def drain(self, run: Run, token: str = "drain") -> None:
         """Claim and commit until nothing is left that is due."""
-        while won := self.claim(run, token):
+        passes = count()
+        while won := self.claim(run, f"{token}{next(passes)}"):
             commit(run, *(decided(held) for held in won))
 
 

@@ -309,8 +309,9 @@ class TimerContract:
         assert pump().count == 1
         assert published() == ["evt:a", "evt:b"]
 
+    @pytest.mark.usefixtures("disarm")
     def test_an_outage_loses_none(
-        self, run: Run, store: TimerStore, pump: Any, published: Any, clock: FakeClock, disarm: None
+        self, run: Run, store: TimerStore, pump: Any, published: Any, clock: FakeClock
     ) -> None:
         """503 due at once, the pump breaking at each of its places in the middle: all fire, each once."""
         names = [f"t{n:03}" for n in range(503)]

@@ -1,0 +1,70 @@
+"""A stream as operators see it: what waits, what went dead, who holds it. Reads only."""
+
+import msgspec
+from sqlalchemy import Connection
+
+from postroad.model import ids
+from postroad.store.statements import Statement
+
+
+class QueuedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event in a stream's inbox. `reason` None: it waits; else why it went dead. Times in microseconds."""
+
+    position: int
+    event_id: str
+    kind: str
+    version: int
+    data: str
+    received_at: int
+    ready_at: int
+    reason: str | None
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """The claim, back-off or park of a stream; `until` None: it waits for a person. Time in microseconds."""
+
+    state: str
+    until: int | None
+    attempts: int
+
+
+class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
+    """How many entries a stream has, and when it was deleted (microseconds), if it was."""
+
+    version: int
+    deleted_at: int | None
+
+
+_EVENT = "position, event_id, kind, version, data, received_at, ready_at, reason"
+_WAITING = Statement(
+    f"SELECT {_EVENT} FROM {{p}}inbox WHERE type = :type AND stream = :stream AND reason IS NULL "
+    "ORDER BY position LIMIT :limit"
+)
+_DEAD = Statement(
+    f"SELECT {_EVENT} FROM {{p}}inbox WHERE stream = :stream AND reason IS NOT NULL ORDER BY position DESC LIMIT :limit"
+)
+_QUEUE = Statement("SELECT state, until, attempts FROM {p}queues WHERE stream = :stream")
+_HEAD = Statement("SELECT version, deleted_at FROM {p}streams WHERE id = :stream")
+
+
+def waiting(conn: Connection, stream: str, *, limit: int) -> list[QueuedEvent]:
+    """The events that wait for a turn, oldest first."""
+    rows = _WAITING(conn, type=ids.stream_type(stream), stream=stream, limit=limit)
+    return [QueuedEvent(**row) for row in rows.mappings()]
+
+
+def dead(conn: Connection, stream: str, *, limit: int) -> list[QueuedEvent]:
+    """The events that no turn could process, newest first."""
+    return [QueuedEvent(**row) for row in _DEAD(conn, stream=stream, limit=limit).mappings()]
+
+
+def queue(conn: Connection, stream: str) -> QueueView | None:
+    """Who or what holds the stream; None: it is free."""
+    row = _QUEUE(conn, stream=stream).mappings().one_or_none()
+    return None if row is None else QueueView(**row)
+
+
+def head(conn: Connection, stream: str) -> StreamHead | None:
+    """The stream's version; None: it has no entries and was never deleted."""
+    row = _HEAD(conn, stream=stream).mappings().one_or_none()
+    return None if row is None else StreamHead(**row)

@@ -1,0 +1,239 @@
+"""The command line. What a command needs is imported when it runs, so that `--help` costs next to nothing."""
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from postroad.surfaces.output import reporting, say, show_json, show_wrong_use
+
+app = typer.Typer(
+    name="postroad",
+    help="A durable runtime for agents, and for any program whose decisions act on the world.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+streams = typer.Typer(help="Look at streams.", no_args_is_help=True, rich_markup_mode=None)
+dispatches = typer.Typer(help="Look at dispatches.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(streams, name="stream")
+app.add_typer(dispatches, name="dispatch")
+
+DatabaseOption = Annotated[
+    str | None, typer.Option("--database", help="Its URL; else POSTROAD_DATABASE_URL, DATABASE_URL, postroad.toml.")
+]
+SchemaOption = Annotated[str | None, typer.Option("--schema", help="The Postgres schema of our tables.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many.")]
+BundledOption = Annotated[
+    bool, typer.Option("--bundled-sqlite", help="Use the SQLite of the pysqlite3 wheel in this process.")
+]
+PostgresOption = Annotated[bool, typer.Option("--postgres", help="On an embedded Postgres instead of SQLite.")]
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    if "--json" not in sys.argv[1:]:
+        app()
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        said = getattr(error, "format_message", None)  # typer's own errors, whose classes moved between releases
+        if said is None:
+            raise
+        show_wrong_use(said())
+        code = getattr(error, "exit_code", 2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        from postroad import __version__
+
+        say(f"postroad {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def before_any_command(
+    bundled_sqlite: BundledOption = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Settle which SQLite this process uses, before anything imports one."""
+    use_bundled_sqlite(bundled_sqlite)
+
+
+def use_bundled_sqlite(wanted: bool) -> None:
+    """Put the wheel's SQLite in place if the option or POSTROAD_BUNDLED_SQLITE asks for it."""
+    if not wanted and os.environ.get("POSTROAD_BUNDLED_SQLITE", "0") in ("", "0"):
+        return
+    try:
+        import postroad.bundled_sqlite  # noqa: F401
+    except ImportError as error:
+        from postroad.surfaces.output import FAILED, say_error
+
+        say_error(str(error))
+        raise typer.Exit(FAILED) from error
+
+
+@app.command()
+def demo(postgres: PostgresOption = False) -> None:
+    """Watch an agent at work while its processes are killed and redeployed."""
+    from postroad.demo.main import main as play
+
+    raise typer.Exit(play(postgres=postgres))
+
+
+@app.command("eval")
+def evaluate(
+    files: Annotated[list[Path], typer.Argument(help="Scenarios in YAML.", exists=True, dir_okay=False)],
+    postgres: PostgresOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Play scenarios in virtual time and compare what came of them (provisional)."""
+    with reporting(as_json):
+        if as_json:
+            from postroad.surfaces.evaluating import show
+
+            raise typer.Exit(show(files, postgres=postgres))
+        from postroad.demo.evaluate import main as play
+
+        raise typer.Exit(play(files, postgres=postgres))
+
+
+@app.command()
+def run(
+    reference: Annotated[str, typer.Argument(metavar="APP", help="module:attribute of a Postroad.")],
+    *,
+    only: Annotated[str | None, typer.Option("--only", help="Some of turns,sends,timers.")] = None,
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    grace: Annotated[
+        float | None, typer.Option("--grace", min=0, help="Seconds to finish what is under way (25).")
+    ] = None,
+    poll: Annotated[
+        float | None, typer.Option("--poll", min=0.001, max=30, help="Seconds between looks (0.25).")
+    ] = None,
+    bundled_sqlite: BundledOption = False,
+) -> None:
+    """Run an app's loops until SIGTERM or SIGINT; a second signal ends at once."""
+    use_bundled_sqlite(bundled_sqlite)
+    from postroad.surfaces import running
+
+    with reporting(False):
+        running.run(reference, only=only, database=database, schema=schema, grace=grace, poll=poll)
+
+
+class Migration(StrEnum):
+    """What `migrate` does."""
+
+    APPLY = "apply"
+    STATUS = "status"
+    VERIFY = "verify"
+
+
+@app.command()
+def migrate(
+    action: Annotated[Migration, typer.Argument(help="What to do.")] = Migration.APPLY,
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring the database's schema up to date, list its steps, or see whether it fits this code."""
+    with reporting(as_json):
+        from postroad.surfaces import migrating
+
+        act = {"apply": migrating.apply, "status": migrating.steps, "verify": migrating.verify}[action]
+        act(database, schema, as_json)
+
+
+@app.command()
+def status(database: DatabaseOption = None, schema: SchemaOption = None, as_json: JsonOption = False) -> None:
+    """Show how things stand: what waits, what is under way, what went wrong in the last hour.
+
+    In JSON, ages are microseconds.
+    """
+    with reporting(as_json):
+        from postroad.surfaces import reading, screens
+
+        found = reading.look(database, schema, reading.snapshot)
+        if as_json:
+            show_json(found)
+        else:
+            screens.status(found)
+
+
+@streams.command("show")
+def show_stream(
+    stream: Annotated[str, typer.Argument(help="The stream's name, type/id.")],
+    *,
+    after: Annotated[int | None, typer.Option("--after", min=0, help="Entries after this place, not the last.")] = None,
+    limit: LimitOption = 50,
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a stream: its entries, waiting and dead events, runs, and who holds it."""
+    with reporting(as_json):
+        from postroad.surfaces import reading, screens
+
+        found = reading.look(database, schema, reading.stream, stream, after=after, limit=limit)
+        if as_json:
+            show_json(found)
+        else:
+            screens.stream(found)
+
+
+@dispatches.command("ls")
+def list_dispatches(
+    *,
+    status: Annotated[str | None, typer.Option("--status", help="pending, delivering, delivered, …")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="Of this kind.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="To this destination.")] = None,
+    limit: LimitOption = 50,
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List dispatches, the newest first."""
+    with reporting(as_json):
+        from postroad.surfaces import reading, screens
+
+        reading.check_status(status)
+        found = reading.look(database, schema, reading.dispatches, status=status, kind=kind, to=to, limit=limit)
+        if as_json:
+            show_json(found)
+        else:
+            screens.dispatches(found)
+
+
+@dispatches.command("show")
+def show_dispatch(
+    name: Annotated[str, typer.Argument(metavar="ID_OR_KEY", help="Its id or its key.")],
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a dispatch: its history, its attempts, and why it is not moving."""
+    with reporting(as_json):
+        from postroad.surfaces import reading, screens
+
+        found, why = reading.look(database, schema, reading.dispatch, name)
+        if as_json:
+            show_json(reading.with_why(found, why))
+        else:
+            screens.dispatch(found, why)
+
+
+if __name__ == "__main__":
+    main()

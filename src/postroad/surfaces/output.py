@@ -1,0 +1,200 @@
+"""What the command line says: lines and tables for people, or one JSON document for programs."""
+
+import sys
+import traceback
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import typer
+
+from postroad.model import errors
+from postroad.model.clock import moment
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+CONTRACT_VERSION = 1
+WRONG_USE = 2
+FAILED = 1
+ErrorKind = Literal["not_found", "invalid_input", "conflict", "unavailable", "internal"]
+# Control characters, bidirectional and other invisible formatting, surrogates, line and paragraph separators.
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+class NotFound(errors.PostroadError):
+    """Not found."""
+
+
+class WrongUse(errors.InvalidInput):
+    """This is not how the command is called."""
+
+
+class Unavailable(errors.PostroadError):
+    """The database cannot be used."""
+
+
+KINDS: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], ErrorKind]] = (
+    ((NotFound, errors.DispatchNotFound), "not_found"),
+    ((errors.KeyConflict, errors.TimerConflict, errors.ConcurrencyConflict, errors.DuplicateKey), "conflict"),
+    (errors.Refused, "invalid_input"),
+    ((Unavailable, errors.SchemaMismatch, errors.DatabaseBusy, errors.CommitUnknown), "unavailable"),
+)
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What went wrong."""
+
+    kind: ErrorKind
+    message: str
+    detail: dict[str, str]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints; its shape changes with `contract_version` only."""
+
+    ok: bool
+    contract_version: int = CONTRACT_VERSION
+    data: Any = None
+    error: Failure | None = None
+
+
+def show_json(data: Any) -> None:
+    """Print an answer for programs."""
+    _print_answer(Answer(ok=True, data=data))
+
+
+@contextmanager
+def reporting(as_json: bool) -> Iterator[None]:
+    """Turn what is raised inside into one readable line, or an answer for programs, and an exit code."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort, BrokenPipeError):
+        raise
+    except Exception as error:
+        kind = kind_of(error)
+        if as_json:
+            _print_answer(Answer(ok=False, error=failure(error)))
+        elif kind == "internal":
+            sys.stderr.write(escaped_lines(traceback.format_exc()))
+        else:
+            say_error(str(error))
+        raise typer.Exit(WRONG_USE if kind == "invalid_input" else FAILED) from error
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """Which of the five kinds an error is."""
+    return next((kind for classes, kind in KINDS if isinstance(error, classes)), "internal")
+
+
+def failure(error: BaseException) -> Failure:
+    """An error as programs see it."""
+    about = error.about if isinstance(error, errors.PostroadError) else {}
+    said = str(error) if isinstance(error, errors.PostroadError) else f"{type(error).__name__}: {error}"
+    return Failure(kind_of(error), said, {name: str(value) for name, value in about.items()})
+
+
+def show_wrong_use(message: str) -> None:
+    """Print that a command was called wrongly, for programs."""
+    _print_answer(Answer(ok=False, error=Failure("invalid_input", message, {})))
+
+
+def _print_answer(answer: Answer) -> None:
+    print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+
+
+def escaped(text: object) -> str:
+    """A text that a terminal may show: control and bidirectional characters as escapes, on one line."""
+    said = str(text)
+    if said.isascii() and said.isprintable():
+        return said
+    return "".join(_escape(c) if unicodedata.category(c) in _HIDDEN_CATEGORIES else c for c in said)
+
+
+def escaped_lines(text: str) -> str:
+    """The same for a text of several lines, which stay."""
+    return "\n".join(escaped(line) for line in text.split("\n"))
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def say(line: str = "") -> None:
+    """Print a line for people; what came from outside is escaped."""
+    print(escaped(line))
+
+
+def say_error(line: str) -> None:
+    """Print a line about a failure on stderr."""
+    sys.stderr.write(f"postroad: {escaped(line)}\n")
+
+
+def say_title(title: str) -> None:
+    """Print the title of what follows: bold on a terminal."""
+    if not sys.stdout.isatty():
+        say(title)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False).print(Text(escaped(title), style="bold"), soft_wrap=True)
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under headings: folded and coloured on a terminal, one line each elsewhere."""
+    cells = [[escaped("" if cell is None else cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        _print_plain([columns, *cells] if any(columns) else cells)
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False)
+    for row in cells:
+        _add(table, row)
+    Console(highlight=False).print(table)
+
+
+def _print_plain(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+_COLOURS = {
+    "delivered": "green", "acked": "green", "committed": "green",
+    "dead_letter": "red", "expired": "red", "failed": "red", "parked": "red",
+    "delivering": "cyan", "claimed": "cyan", "backoff": "yellow", "interrupted": "yellow",
+}  # fmt: skip
+
+
+def _add(table: "Table", cells: Sequence[str]) -> None:
+    from rich.text import Text
+
+    # Text, not markup: a key may look like [red].
+    table.add_row(*(Text(cell, style=_COLOURS.get(cell, ""), overflow="fold") for cell in cells))
+
+
+def when(stamp: int | datetime | None) -> str:
+    """A time for people, to the second; '' for none."""
+    if stamp is None:
+        return ""
+    instant = moment(stamp) if isinstance(stamp, int) else stamp
+    return instant.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def length(micros: int) -> str:
+    """A length of time for people."""
+    seconds = micros / 1_000_000
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds and seconds < 10 else f"{seconds:.0f} s"
+    minutes, left = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {left} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

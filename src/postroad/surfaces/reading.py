@@ -1,0 +1,179 @@
+"""What the reading commands ask of a database. They create and migrate nothing, and need no loop to run."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from sqlalchemy import Connection, make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from postroad.engine.config import database_url, masked, settings
+from postroad.model.clock import moment
+from postroad.model.dispatches import DispatchRow
+from postroad.model.events import Entry
+from postroad.model.lifecycle import Status
+from postroad.store import dialects, dispatch_views, log, migrations, runs, status, stream_views
+from postroad.store.database import Database
+from postroad.store.executor import Inline
+from postroad.surfaces.output import NotFound, Unavailable, WrongUse
+
+T = TypeVar("T")
+
+
+class StreamView(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream with the part of its log that was asked for. `queue` None: nobody holds it."""
+
+    stream: str
+    version: int
+    deleted_at: str | None
+    queue: dict[str, Any] | None
+    entries: list[dict[str, Any]]
+    waiting: list[dict[str, Any]]
+    dead: list[dict[str, Any]]
+    runs: list[dict[str, Any]]
+
+
+@contextmanager
+def opened(url: str | None, schema: str | None, *, writing: bool = False) -> Iterator[Database]:
+    """The database that the command line or the settings name. A SQLite file must exist, unless `writing`.
+
+    Raises:
+        Unavailable: It cannot be reached or read.
+        WrongUse: None is configured, or its URL is wrong.
+    """
+    place, _ = database_url(url)
+    chosen = settings({"schema": schema})["schema"].value
+    try:
+        parsed = make_url(place)
+    except (ArgumentError, ValueError) as error:
+        raise WrongUse(f"{masked(place)} is not a database's URL.", field="database") from error
+    is_sqlite = parsed.get_backend_name() == "sqlite"
+    database = Database(
+        _existing(parsed) if is_sqlite and not writing else parsed,
+        schema=None if is_sqlite else chosen,
+        executor=Inline(),
+    )
+    try:
+        yield database
+    except DBAPIError as error:
+        raise Unavailable(f"{masked(place)}: {str(error.orig).strip()}") from error
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise Unavailable(f"{masked(place)}: {error}") from error
+    finally:
+        database.close()
+
+
+def look(url: str | None, schema: str | None, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """`fn(conn, *args, now=…, **kwargs)` over one view of the database, whose schema must fit this code."""
+
+    def checked(conn: Connection) -> T:
+        migrations.check(conn)
+        now = dialects.database_micros(conn) or database.clock.wall()
+        return fn(conn, *args, now=now, **kwargs)
+
+    with opened(url, schema) as database:
+        return database.read(checked)
+
+
+def snapshot(conn: Connection, *, now: int) -> status.Snapshot:
+    """How things stand."""
+    return status.snapshot(conn, now=now)
+
+
+def stream(conn: Connection, name: str, *, after: int | None, limit: int, now: int) -> StreamView:
+    """A stream: its entries after place `after` or its last ones, what waits, what went dead, its runs.
+
+    Raises:
+        NotFound: There is no trace of such a stream.
+    """
+    entries = log.last(conn, name, limit=limit) if after is None else log.read(conn, name, after=after, limit=limit)
+    head = stream_views.head(conn, name)
+    waiting = stream_views.waiting(conn, name, limit=limit)
+    dead = stream_views.dead(conn, name, limit=limit)
+    queue = stream_views.queue(conn, name)
+    ran = runs.of_stream(conn, name, limit=limit)
+    if not (head or waiting or dead or queue or ran):
+        raise NotFound(f"No stream {name!r}.", stream=name)
+    return StreamView(
+        stream=name,
+        version=0 if head is None else head.version,
+        deleted_at=None if head is None else _iso(head.deleted_at),
+        queue=None if queue is None else plain(queue),
+        entries=[_entry(entry) for entry in entries],
+        waiting=[_event(event) for event in waiting],
+        dead=[_event(event) for event in dead],
+        runs=[plain(run) for run in ran],
+    )
+
+
+def dispatches(
+    conn: Connection, *, status: str | None, kind: str | None, to: str | None, limit: int, now: int
+) -> Sequence[DispatchRow]:
+    """The newest dispatches."""
+    return dispatch_views.list_(conn, status=status, kind=kind, to=to, limit=limit)
+
+
+def dispatch(conn: Connection, name: str, *, now: int) -> tuple[DispatchRow, str]:
+    """A dispatch by id or key with its history, and the sentence on why it is not moving.
+
+    Raises:
+        NotFound: There is none.
+    """
+    found = dispatch_views.get(conn, name)
+    if found is None:
+        raise NotFound(f"No dispatch has the id or key {name!r}.", dispatch=name)
+    return found, dispatch_views.why(conn, found.id, now=now)
+
+
+def with_why(found: DispatchRow, why: str) -> dict[str, Any]:
+    """A dispatch as programs see it."""
+    return {**msgspec.to_builtins(found), "why": why}
+
+
+def check_status(status: str | None) -> None:
+    """Refuse a status that no dispatch can have."""
+    if status is not None and status not in list(Status):
+        raise WrongUse(f"status must be one of {', '.join(Status)}, got {status!r}.", field="status")
+
+
+def plain(row: msgspec.Struct) -> dict[str, Any]:
+    """A row as plain values, its times as ISO 8601."""
+    values: Mapping[str, Any] = msgspec.structs.asdict(row)
+    return {name: _iso(value) if name in _TIMES else value for name, value in values.items()}
+
+
+_TIMES = frozenset({"until", "received_at", "ready_at", "started_at", "ended_at", "applied_at"})
+
+
+def _existing(url: URL) -> URL:
+    """The same SQLite file for reading only; Unavailable if it isn't there."""
+    path = url.database or ""
+    if not os.path.isfile(path):
+        raise Unavailable(f"There is no file {path or '(no name)'}.")
+    return URL.create("sqlite", database=f"file:{quote(path)}", query={"mode": "ro", "uri": "true"})
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "seq": entry.seq,
+        "key": entry.key,
+        "kind": entry.kind,
+        "version": entry.version,
+        "data": msgspec.Raw(entry.raw.encode()),
+        "received_at": entry.received_at.isoformat(),
+        "recorded_at": entry.recorded_at.isoformat(),
+        "cause": entry.cause,
+    }
+
+
+def _event(event: stream_views.QueuedEvent) -> dict[str, Any]:
+    return {**plain(event), "data": msgspec.Raw(event.data.encode())}
+
+
+def _iso(stamp: int | None) -> str | None:
+    return None if stamp is None else moment(stamp).isoformat()

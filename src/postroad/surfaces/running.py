@@ -1,0 +1,210 @@
+"""`postroad run APP`: the loops of an app as a process of their own, ended by signals."""
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from postroad.engine.config import masked, settings
+from postroad.engine.running import PARTS, Part
+from postroad.engine.telemetry import logger
+from postroad.model.clock import span
+from postroad.model.errors import InvalidInput, PostroadError
+from postroad.surfaces.output import WrongUse, escaped_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from postroad.engine.app import Postroad
+
+ENDED_AT_ONCE = 130
+
+
+class BadApp(InvalidInput):
+    """This app cannot be run."""
+
+
+class Stopping:
+    """SIGTERM and SIGINT: the first one asks the loops to end, the second ends the process at once.
+
+    Handlers of the signal module, not of the event loop, since a blocked loop must not keep the second from
+    being heard; and from the very beginning, since an app's import may take long.
+    """
+
+    def __init__(self) -> None:
+        self._asked: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
+
+    def install(self) -> None:
+        """Handle the signals from now on."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+
+    def event(self) -> asyncio.Event:
+        """What is set once a signal has come; to be called in the loop that waits for it."""
+        self._loop = asyncio.get_running_loop()
+        if self._asked is not None:
+            self._event.set()
+        return self._event
+
+    def _signalled(self, number: int, _frame: FrameType | None) -> None:
+        if self._asked is not None:
+            os._exit(ENDED_AT_ONCE)
+        self._asked = signal.Signals(number).name
+        # Not through logging, whose locks the interrupted code may hold.
+        os.write(2, f"postroad: {self._asked}: ending what is under way; once more ends at once\n".encode())
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+
+def run(
+    reference: str,
+    *,
+    only: str | None = None,
+    database: str | None = None,
+    schema: str | None = None,
+    grace: float | None = None,
+    poll: float | None = None,
+) -> None:
+    """Run the app's loops until a signal comes.
+
+    Raises:
+        BadApp: It cannot be imported.
+        InvalidInput: An option or a setting is wrong.
+        SchemaMismatch: The database's schema is missing or does not fit this code.
+    """
+    stopping = Stopping()
+    stopping.install()
+    log_to_stderr()
+    parts = parts_of(only)
+    chosen = settings({"schema": schema, "grace": grace, "poll": poll})
+    _arm()
+    post = load(reference)
+    post.reconfigure(database=database, schema=chosen["schema"].value)
+    with once_readable():
+        post.check_schema()
+    post.observe(tell)
+    logger.info("%s runs %s on %s", reference, ", ".join(parts), place(post))
+    lengths = {name: span(chosen[name].value, name) for name in ("grace", "poll")}
+    asyncio.run(_run(post, stopping, parts, lengths))
+    logger.info("%s has ended", reference)
+
+
+async def _run(post: "Postroad", stopping: Stopping, parts: Sequence[Part], lengths: "Mapping[str, int]") -> None:
+    try:
+        async with post.resources():
+            await post.runtime(only=parts, **lengths).run(stopping.event())
+    finally:
+        post.close()
+
+
+def load(reference: str) -> "Postroad":
+    """The app that `module:attribute` names; the working directory is searched first.
+
+    Raises:
+        BadApp: There is no such module or attribute, or it is no Postroad.
+    """
+    from postroad.engine.app import Postroad
+
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    name, colon, attribute = reference.partition(":")
+    if not (name and colon and attribute):
+        raise BadApp(f"APP must look like module:attribute, got {reference!r}.", field="app")
+    found = _import(name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise BadApp(f"{name} has no attribute {attribute!r}.", field="app")
+        found = getattr(found, part)
+    if not isinstance(found, Postroad):
+        raise BadApp(f"{reference} is a {type(found).__name__}, not a Postroad.", field="app")
+    return found
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise BadApp(f"{name} could not be imported: {error}.", field="app") from error
+        raise BadApp(
+            f"There is no module {error.name!r} here; the working directory is {os.getcwd()}.", field="app"
+        ) from error
+    except PostroadError:
+        raise
+    except Exception as error:
+        logger.exception("importing %s failed", name)
+        raise BadApp(f"{name} could not be imported: {type(error).__name__}: {error}", field="app") from error
+
+
+def parts_of(only: str | None) -> tuple[Part, ...]:
+    """The loops of a list such as `turns,sends`; all of them for None."""
+    names = [name.strip() for name in (only or ",".join(PARTS)).split(",")]
+    if unknown := [name for name in names if name not in PARTS]:
+        raise WrongUse(f"--only takes {', '.join(PARTS)}, got {unknown[0]!r}.", field="only")
+    return tuple(part for part in PARTS if part in names)
+
+
+def place(post: "Postroad") -> str:
+    """Where an app's rows are, without secrets."""
+    database = post.database
+    url = masked(database.engine.url.render_as_string(hide_password=True))
+    return f"{url}, schema {database.schema}" if database.schema else url
+
+
+class Readable(logging.Formatter):
+    """One line per record that a terminal may show; a traceback follows on lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped_lines(super().format(record))
+
+
+def log_to_stderr() -> None:
+    """Have our log written to stderr, and whatever libraries warn of."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Readable("%(asctime)s %(name)s %(levelname)s: %(message)s", "%H:%M:%S"))
+    logging.getLogger().addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+@contextmanager
+def once_readable() -> "Iterator[None]":
+    """Show a warning as a line of the log, without the place in the source that gave it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        yield
+    for said in _distinct(str(one.message) for one in caught):
+        logger.warning("%s", said)
+
+
+def _distinct(texts: "Iterable[str]") -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def tell(name: str, values: "Mapping[str, Any]") -> None:
+    """Write a line about what an operator would want to know at once."""
+    match name:
+        case "dispatch.settled" if values["status"] in ("dead_letter", "expired") and not values["stale"]:
+            logger.warning("dispatch %s ended: %s", values["id"], values["reason"])
+        case "lease.lost":
+            logger.warning("the claim of %s is lost; its turn is given up", values["subject"])
+        case "turn.ended" if values["end"] not in ("committed", "released"):
+            said = f": {values['error']}" if values["error"] else ""
+            logger.warning("turn of %s, attempt %d: %s%s", values["stream"], values["attempt"], values["end"], said)
+        case _:
+            return
+
+
+def _arm() -> None:
+    if os.environ.get("POSTROAD_FAILPOINT"):
+        from postroad.testing.failpoints import arm_from_environment
+
+        logger.warning("armed: this process kills itself at %s", arm_from_environment())

@@ -1,0 +1,180 @@
+"""What the reading commands show to people."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from postroad.model.dispatches import DispatchRow
+from postroad.store.status import Bounded, Snapshot
+from postroad.surfaces.output import length, say, say_title, show_table, when
+from postroad.surfaces.reading import StreamView
+
+DATA_CHARACTERS = 100
+
+
+def status(found: Snapshot) -> None:
+    """How things stand, in a screenful."""
+    show_table(("", ""), _overview(found))
+    if found.kinds:
+        say_title("unfinished dispatches")
+        show_table(
+            ("kind", "pending", "delivering", "oldest"),
+            [
+                (kind.kind, _count(Bounded(kind.pending, kind.more)), kind.delivering, length(kind.oldest_age))
+                for kind in found.kinds
+            ],
+        )
+    _counted("trouble in the last hour", found.trouble)
+    _counted("runs in the last hour that did not commit", found.runs_ended)
+    _counted("streams with the most conflicts", {one.stream: one.count for one in found.conflicted})
+    if found.parked:
+        say_title("parked streams, waiting for a person")
+        for stream in found.parked:
+            say(stream)
+
+
+def _overview(found: Snapshot) -> list[tuple[str, str]]:
+    waiting, runs = found.events_waiting, found.runs
+    return [
+        ("events waiting", _count(waiting) + _oldest(found.oldest_event_age, waiting.count)),
+        ("events dead", _count(found.events_dead)),
+        *((f"dispatches {name}", str(count)) for name, count in found.dispatches.items()),
+        ("oldest dispatch", length(found.oldest_dispatch_age) if found.kinds else "none"),
+        ("dead letters, last hour", str(found.dead_lately)),
+        ("expired, last hour", str(found.expired_lately)),
+        ("claims lost, last hour", str(found.lease_losses_lately)),
+        ("stale results, last hour", str(found.stale_settles_lately)),
+        ("oldest overdue timer", length(found.pump_lag) if found.pump_lag else "none"),
+        ("runs, last hour", f"{_count(runs)}, {found.conflict_rate:.1%} conflicts"),
+        ("alerts not rung yet", _count(found.alerts_unrung)),
+    ]
+
+
+def _count(bounded: Bounded) -> str:
+    return f"{bounded.count} or more" if bounded.more else str(bounded.count)
+
+
+def _oldest(age: int, count: int) -> str:
+    return f", the oldest for {length(age)}" if count else ""
+
+
+def _counted(title: str, counts: dict[str, int]) -> None:
+    if counts:
+        say_title(title)
+        most_first = sorted(counts.items(), key=lambda item: item[1], reverse=True)
+        show_table(("", ""), most_first)
+
+
+def stream(found: StreamView) -> None:
+    """A stream with what is in it."""
+    deleted = f", deleted at {_when(found.deleted_at)}" if found.deleted_at else ""
+    say_title(f"{found.stream}: {found.version} entries{deleted}")
+    say(_held(found.queue))
+    _events("log", found.entries, ("seq", "recorded_at"))
+    _events("waiting events", found.waiting, ("position", "received_at"))
+    _events("dead events", found.dead, ("position", "received_at"), reason=True)
+    if found.runs:
+        say_title("runs")
+        show_table(
+            ("started", "ended", "attempt", "end", "turn", "error"),
+            [
+                (
+                    _when(r["started_at"]),
+                    _when(r["ended_at"]),
+                    r["attempt"],
+                    r["end"] or "under way",
+                    r["turn_id"],
+                    r["error"],
+                )
+                for r in found.runs
+            ],
+        )
+
+
+def _held(queue: dict[str, Any] | None) -> str:
+    if queue is None:
+        return "nobody holds it"
+    until = f" until {_when(queue['until'])}" if queue["until"] else ", waiting for a person"
+    match queue["state"]:
+        case "claimed":
+            return f"claimed{until}, attempt {queue['attempts']}"
+        case "backoff":
+            return f"backing off{until}, after attempt {queue['attempts']}"
+        case "ready":
+            return "ready for its next turn"
+        case state:
+            return f"{state}{until}"
+
+
+def _events(title: str, rows: Sequence[dict[str, Any]], names: tuple[str, str], *, reason: bool = False) -> None:
+    if not rows:
+        return
+    say_title(title)
+    place, time = names
+    id_name = "key" if "key" in rows[0] else "event_id"
+    show_table(
+        (place, time.removesuffix("_at"), "kind", "key", *(("reason",) if reason else ()), "data"),
+        [
+            (r[place], _when(r[time]), r["kind"], r[id_name], *((r["reason"],) if reason else ()), _data(r["data"]))
+            for r in rows
+        ],
+    )
+
+
+def _when(iso: str | None) -> str:
+    return when(None if iso is None else datetime.fromisoformat(iso))
+
+
+def _data(raw: Any) -> str:
+    text = bytes(raw).decode()
+    return text if len(text) <= DATA_CHARACTERS else text[: DATA_CHARACTERS - 1] + "…"
+
+
+def dispatches(found: Sequence[DispatchRow]) -> None:
+    """A table of dispatches."""
+    if not found:
+        say("(no dispatches)")
+        return
+    show_table(
+        ("key", "kind", "to", "status", "attempt", "due", "created", "last error"),
+        [
+            (row.key, row.kind, row.to, row.status, _attempt(row), when(row.due_at), when(row.created_at),
+             row.last_error)
+            for row in found
+        ],
+    )  # fmt: skip
+
+
+def dispatch(found: DispatchRow, why: str) -> None:
+    """A dispatch with its history, and why it is not moving."""
+    say_title(found.key)
+    say(why)
+    show_table(
+        ("", ""),
+        [
+            ("id", found.id),
+            ("kind", found.kind),
+            ("to", found.to),
+            ("stream", found.stream),
+            ("status", found.status),
+            ("reason", found.reason),
+            ("attempts", _attempt(found)),
+            ("created", when(found.created_at)),
+            ("due", when(found.due_at)),
+            ("expires", when(found.expires_at)),
+            ("last error", found.last_error),
+        ],
+    )
+    say_title("history")
+    show_table(
+        ("at", "from", "to", "reason", "summary", "by"),
+        [
+            (when(c["at"]), c["from_status"], c["to_status"], c["reason_code"], c["summary"],
+             f"{c['source']} {c['actor']}".strip())
+            for c in found.history
+        ],
+    )  # fmt: skip
+
+
+def _attempt(row: DispatchRow) -> str:
+    return str(row.attempt) if row.max_attempts is None else f"{row.attempt} of {row.max_attempts}"

@@ -1,0 +1,206 @@
+"""What must hold of dispatches, of what arrived, and of alerts. Each check yields what is wrong, in words."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from postroad.model.clock import SECOND
+from postroad.model.ids import outcome_id
+from postroad.model.lifecycle import EDGES, TERMINAL, Reason, Status
+from postroad.store.transitions import STALE
+from postroad.testing.simulation.history import History, Rows, grouped
+from postroad.testing.simulation.workload import FLOOR_SECONDS, MAIL, PAGE, Message, word_of
+
+MAIL_BUDGET = 30 * SECOND
+_DEATHS = frozenset(reason for reason in Reason if reason.startswith("dispatch.dead_letter"))
+_AT_LAST_ATTEMPT = frozenset({Reason.MAX_ATTEMPTS, Reason.LEASE_LOST})
+
+
+def o1_no_lost_action(h: History) -> Iterator[str]:
+    """At the end every dispatch is at its end; until then an unfinished one has a time at which it is looked at."""
+    for row in h.outbox:
+        if row.status not in TERMINAL and (h.end or row.due_at is None):
+            yield f"{row.key} is {row.status}, due at {row.due_at}"
+
+
+def o2_no_phantom(h: History) -> Iterator[str]:
+    """What arrived had been committed, with that key and content."""
+    rows = {row.id: row for row in h.outbox}
+    for arrival in h.arrivals:
+        row = rows.get(arrival.id)
+        if row is None:
+            yield f"{arrival.key} arrived and was never committed"
+        elif (row.key, row.kind, row.destination) != (arrival.key, arrival.kind, arrival.to):
+            yield f"{arrival.key} arrived as {arrival}"
+
+
+def o3_legal(h: History) -> Iterator[str]:
+    """A dispatch's history is a path of legal edges from its beginning to the status that it has."""
+    stories = grouped(h.transitions, "entity")
+    for row in h.outbox:
+        status = None
+        for step in stories.get(row.id, []):
+            stale = step.reason_code in STALE
+            if step.from_status != status or (stale and step.to_status != status):
+                yield f"{row.key}: {step.from_status} -> {step.to_status} although it was {status}"
+            if not stale and (step.from_status, step.to_status) not in EDGES:
+                yield f"{row.key}: {step.from_status} -> {step.to_status} is no edge"
+            status = step.to_status
+        if status != row.status:
+            yield f"{row.key} is {row.status}, its history says {status}"
+
+
+def o4_one_claimant(h: History) -> Iterator[str]:
+    """Attempts are numbered 1 … n, and a dispatch has a token exactly while it is delivering."""
+    stories = grouped(h.transitions, "entity")
+    for row in h.outbox:
+        count = 0
+        for step in stories.get(row.id, []):
+            if _starts(step):
+                count += 1
+                if _meta(step)["attempt"] != count:
+                    yield f"{row.key}: attempt {_meta(step)['attempt']} is number {count}"
+            elif step.reason_code == Reason.RELEASED:
+                count -= 1
+        if row.attempt != count:
+            yield f"{row.key}: attempt {row.attempt}, its history has {count}"
+        if (row.claim_token is not None) != (row.status == Status.DELIVERING):
+            yield f"{row.key} is {row.status} with token {row.claim_token}"
+
+
+def o6_upper_bound(h: History) -> Iterator[str]:
+    """There are never more attempts than allowed, nor more arrivals than attempts."""
+    arrived = Counter(arrival.id for arrival in h.arrivals)
+    for row in h.outbox:
+        if row.max_attempts is not None and row.attempt > row.max_attempts:
+            yield f"{row.key}: attempt {row.attempt} of {row.max_attempts}"
+        if arrived[row.id] > row.attempt:
+            yield f"{row.key} arrived {arrived[row.id]} times in {row.attempt} attempts"
+
+
+def o7_no_false_success(h: History) -> Iterator[str]:
+    """What is delivered has arrived."""
+    arrived = {arrival.id for arrival in h.arrivals}
+    for row in h.outbox:
+        if row.status == Status.DELIVERED and row.id not in arrived:
+            yield f"{row.key} is delivered and never arrived"
+
+
+def o8_reason(h: History) -> Iterator[str]:
+    """What died has a reason from the list, and the reason is true."""
+    for row, step in _ends(h):
+        if row.status == Status.DEAD_LETTER and step.reason_code not in _DEATHS:
+            yield f"{row.key} died of {step.reason_code}"
+        if step.reason_code in _AT_LAST_ATTEMPT and row.attempt < (row.max_attempts or 0):
+            yield f"{row.key}: {step.reason_code} at attempt {row.attempt} of {row.max_attempts}"
+        if step.reason_code == Reason.BUDGET and row.kind != MAIL.name:
+            yield f"{row.key} died of a budget that it has not"
+
+
+def o9_explained_duplicates(h: History) -> Iterator[str]:
+    """No attempt arrives twice, and an attempt after the first follows a recorded failure or a lost claim."""
+    twice = Counter((arrival.id, arrival.attempt) for arrival in h.arrivals)
+    for (id, attempt), times in twice.items():
+        if times > 1:
+            yield f"attempt {attempt} of {id} arrived {times} times"
+    for story in grouped(h.transitions, "entity").values():
+        steps = [step for step in story if step.reason_code not in STALE]
+        for before, step in pairwise(steps):
+            if _starts(step) and _meta(step)["attempt"] > 1 and not _explains(before):
+                yield f"attempt {_meta(step)['attempt']} of {step.entity} came after {before.reason_code}"
+
+
+def _explains(step: Any) -> bool:
+    return step.reason_code in (Reason.RETRY_BACKOFF, Reason.RELEASED, Reason.ATTEMPT)
+
+
+def o10_backoff(h: History) -> Iterator[str]:
+    """A Retry-After is never undercut."""
+    for row, story in _stories(h):
+        plan = msgspec.json.decode(row.body, type=Message).plan
+        for before, step in pairwise(step for step in story if step.reason_code not in STALE):
+            if before.reason_code != Reason.RETRY_BACKOFF or not _starts(step):
+                continue
+            made = _meta(before)["attempt"]
+            if word_of(plan, made) == "later" and step.at - before.at < FLOOR_SECONDS * SECOND:
+                yield f"{row.key}: attempt {made + 1} came {step.at - before.at} µs after RetryLater"
+
+
+def o11_budget(h: History) -> Iterator[str]:
+    """No attempt but the first two starts after the budget, which runs from the first attempt."""
+    for row, story in _stories(h):
+        for step in story:
+            late = row.first_attempt_at is not None and step.at > row.first_attempt_at + MAIL_BUDGET
+            if row.kind == MAIL.name and _starts(step) and _meta(step)["attempt"] > 2 and late:
+                yield f"{row.key}: attempt {_meta(step)['attempt']} started after the budget"
+
+
+def o12_expiry(h: History) -> Iterator[str]:
+    """No attempt starts when the dispatch's deadline has passed."""
+    for row, story in _stories(h):
+        for step in story:
+            if row.expires_at is not None and _starts(step) and step.at >= row.expires_at:
+                yield f"{row.key}: attempt {_meta(step)['attempt']} started after its deadline"
+
+
+def o15_stable_key(h: History) -> Iterator[str]:
+    """Every attempt carries the same body and a true number, and says so if an earlier one has arrived."""
+    rows = {row.id: row for row in h.outbox}
+    arrived: set[str] = set()
+    for arrival in h.arrivals:
+        row = rows.get(arrival.id)
+        if row is not None and msgspec.json.decode(row.body) != msgspec.json.decode(arrival.body):
+            yield f"{arrival.key} arrived with another body"
+        if row is not None and not 1 <= arrival.attempt <= row.attempt:
+            yield f"{arrival.key} arrived as attempt {arrival.attempt}, there were {row.attempt}"
+        if arrival.id in arrived and not arrival.possible_duplicate:
+            yield f"{arrival.key} arrived again and did not say that it may"
+        arrived.add(arrival.id)
+
+
+def o17_outcome_routed(h: History) -> Iterator[str]:
+    """How a dispatch of a stream ended is an event of the stream, from the same moment on."""
+    known = h.known()
+    for row in h.outbox:
+        if row.stream and row.status in TERMINAL:
+            if (row.stream, outcome_id(row.key, row.epoch, row.status)) not in known:
+                yield f"{row.key} is {row.status} and {row.stream} was not told"
+
+
+def o18_alerted(h: History) -> Iterator[str]:
+    """What died with nobody to handle it has an alert; at the end every alert has rung."""
+    told = {row.subject for row in h.alerts}
+    for row, step in _ends(h):
+        died = row.status in (Status.DEAD_LETTER, Status.EXPIRED) and step.reason_code != Reason.WITHDRAWN
+        if died and (not row.stream or row.kind == PAGE.name) and row.key not in told:
+            yield f"{row.key} is {row.status} and nobody was told"
+    heard = {(alert.code, alert.subject) for alert in h.rung}
+    for row in h.alerts:
+        if (h.end or row.rung_at is not None) and (row.code, row.subject) not in heard:
+            yield f"alert {row.code} {row.subject} never rang"
+
+
+def _stories(h: History) -> Iterator[tuple[Any, Rows]]:
+    found = grouped(h.transitions, "entity")
+    return ((row, found.get(row.id, [])) for row in h.outbox)
+
+
+def _ends(h: History) -> Iterator[tuple[Any, Any]]:
+    """The dispatches that are at their end, each with the step that ended it."""
+    for row, story in _stories(h):
+        steps = [step for step in story if step.reason_code not in STALE]
+        if row.status in TERMINAL and steps:
+            yield row, steps[-1]
+
+
+def _meta(step: Any) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(step.metadata)
+    return found
+
+
+def _starts(step: Any) -> bool:
+    """Whether this step is the start of an attempt: not the claim that only ends a dispatch."""
+    return bool(step.reason_code == Reason.ATTEMPT) and not step.summary.endswith("no attempt")

@@ -1,0 +1,136 @@
+"""What must hold of turns and of timers. Each check yields what is wrong, in words."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from postroad.model.ids import timer_event_id
+from postroad.testing.simulation.checks_log import orders
+from postroad.testing.simulation.history import History, grouped
+from postroad.testing.simulation.workload import AUDIT, NOTED, REPLACED, Noted, Order, Step
+
+_WRITING_ENDS = frozenset({"committed", "failed"})
+
+
+def t1_single_effect(h: History) -> Iterator[str]:
+    """Of all runs of a turn one commits, and its entries stand together."""
+    committed = Counter((run.stream, run.turn_id) for run in h.runs if run.end_reason == "committed")
+    yield from (f"turn {turn} of {stream} was committed {n} times" for (stream, turn), n in committed.items() if n > 1)
+    for stream, rows in h.logs().items():
+        for run, those in grouped(rows, "run_id").items():
+            if those[-1].seq - those[0].seq != len(those) - 1:
+                yield f"{stream}: the entries of run {run} are apart"
+
+
+def t2_fence(h: History) -> Iterator[str]:
+    """Only a run that ended as the owner of its stream has written entries; at the end every run has ended."""
+    ends = {run.run_id: run.end_reason for run in h.runs}
+    for row in h.log:
+        if ends.get(row.run_id) not in _WRITING_ENDS:
+            yield f"{row.stream}: entry {row.seq} is of run {row.run_id}, which is {ends.get(row.run_id)}"
+    running = [run.run_id for run in h.runs if run.end_reason is None]
+    if h.end and running:
+        yield f"runs {running} have not ended"
+
+
+def t3_atomic_finish(h: History) -> Iterator[str]:
+    """A turn's events are consumed exactly if everything that it decided is there."""
+    decided = list(_decided(h))
+    for (stream, name), order in decided:
+        for step in order.steps:
+            yield from (f"{name} of {stream} is decided, {lack}" for lack in _missing(h, stream, step))
+    yield from _undecided(h, [(stream, step) for (stream, _), order in decided for step in order.steps])
+    notes = Counter((row.stream, msgspec.json.decode(row.data, type=Noted).event) for row in _noted(h))
+    for place, _ in decided:
+        if notes[place] != 1:
+            yield f"{place} was noted {notes[place]} times"
+
+
+def _decided(h: History) -> Iterator[tuple[tuple[str, str], Order]]:
+    """The orders that a handler's decision has consumed."""
+    ends = {run.run_id: run.end_reason for run in h.runs}
+    landed = {(row.stream, row.entry_id): row for row in h.log}
+    replaced = [row for row in h.log if row.kind == REPLACED.name]
+    instead = {(row.stream, msgspec.json.decode(row.data, type=Noted).event) for row in replaced}
+    for place, order in orders(h):
+        row = landed.get(place)
+        if row is not None and ends.get(row.run_id) == "committed" and place not in instead:
+            if not row.stream.startswith(AUDIT):
+                yield place, order
+
+
+def _noted(h: History) -> Iterator[Any]:
+    return (row for row in h.log if row.kind == NOTED.name)
+
+
+def _missing(h: History, stream: str, step: Step) -> Iterator[str]:
+    match step.do:
+        case "send":
+            rows = [row for row in h.outbox if row.key == step.name]
+            if not rows or (rows[0].stream, rows[0].kind) != (stream, step.kind):
+                yield f"its dispatch {step.name} is missing"
+        case "publish":
+            if (step.name, step.kind) not in h.known():
+                yield f"its event {step.kind} for {step.name} is missing"
+        case "timer" | "rearm":
+            if (stream, step.name) not in {(row.stream, row.key) for row in h.timers}:
+                yield f"its timer {step.name} is missing"
+        case "write":
+            if step.name not in h.written:
+                yield f"its row {step.name} is missing"
+
+
+def _undecided(h: History, steps: list[tuple[str, Step]]) -> Iterator[str]:
+    """What is there although no turn has decided it and no client asked for it."""
+    sent = {step.name for _, step in steps if step.do == "send"}
+    set_ = {(stream, step.name) for stream, step in steps if step.do in ("timer", "rearm")}
+    set_ |= {(call.stream, call.key) for call in h.ledger.attempted("timer")}
+    wrote = {step.name for _, step in steps if step.do == "write"}
+    wrote |= {call.key for call in h.ledger.calls if call.joined}
+    asked = {call.key for call in h.ledger.attempted("send")}
+    for row in h.outbox:
+        if row.key not in (sent if row.stream else asked):
+            yield f"dispatch {row.key} of {row.stream!r} was never decided"
+    yield from (f"timer {place} was never decided" for place in _places(h) - set_)
+    yield from (f"row {name} was never decided" for name in h.written - wrote)
+
+
+def _places(h: History) -> set[tuple[str, str]]:
+    return {(row.stream, row.key) for row in h.timers}
+
+
+def t6_bounded(h: History) -> Iterator[str]:
+    """A turn is tried as often as its handler says, and once more if its claimant was lost at the last."""
+    for run in h.runs:
+        if run.attempt > h.options.turn_attempts + 1 and not run.stream.startswith(AUDIT):
+            yield f"run {run.run_id} of {run.stream} is attempt {run.attempt}"
+
+
+def m1_not_lost(h: History) -> Iterator[str]:
+    """A timer has fired exactly if its event is there; at the end none is armed."""
+    known = h.known()
+    for row in h.timers:
+        event = (row.stream, timer_event_id(row.key, row.generation)) in known
+        if event != (row.status == "fired"):
+            yield f"timer {row.key} of {row.stream} is {row.status}, its event {'is' if event else 'is not'} there"
+        if h.end and row.status == "armed":
+            yield f"timer {row.key} of {row.stream} is still armed"
+
+
+def m2_not_early(h: History) -> Iterator[str]:
+    """A timer's event was accepted at its time or later."""
+    known = h.known()
+    for row in h.timers:
+        event = known.get((row.stream, timer_event_id(row.key, row.generation)))
+        if event is not None and event.received_at < row.fire_at:
+            yield f"timer {row.key} of {row.stream} fired {row.fire_at - event.received_at} µs early"
+
+
+def m7_known_timer(h: History) -> Iterator[str]:
+    """A timer's event belongs to a timer of its stream."""
+    ids = {(row.stream, timer_event_id(row.key, g)) for row in h.timers for g in range(row.generation + 1)}
+    for stream, name in h.known():
+        if name.startswith("evt:") and (stream, name) not in ids:
+            yield f"{name} of {stream} belongs to no timer"

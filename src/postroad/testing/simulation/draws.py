@@ -1,0 +1,87 @@
+"""Orders and messages as clients make them up: all of a seed's randomness about what is asked for."""
+
+from collections.abc import Iterator
+
+from postroad.model.entropy import Entropy
+from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.workload import AUDIT, BY_NAME, LOAD, ROOM, Message, Order, Step
+
+
+class Draws:
+    """Orders and messages as clients make them up."""
+
+    def __init__(self, options: Options, entropy: Entropy) -> None:
+        self._options = options
+        self.entropy = entropy
+        self.keys: list[str] = []
+        self.timers: list[tuple[str, str]] = []
+
+    def stream(self) -> str:
+        """The name of one of the streams."""
+        number = int(self._options.streams * self.entropy.fraction())
+        return f"{self.choice((LOAD, LOAD, LOAD, ROOM, AUDIT))}/{number}"
+
+    def choice(self, among: tuple[str, ...]) -> str:
+        """One of these."""
+        return among[int(len(among) * self.entropy.fraction())]
+
+    def chance(self, probability: float) -> bool:
+        """True with this probability."""
+        return self.entropy.fraction() < probability
+
+    def order(self, stream: str, name: str) -> Order:
+        """What an event with this id could want."""
+        if stream.startswith(AUDIT):
+            return Order()
+        trouble = self.chance(self._options.turn_trouble)
+        return Order(
+            steps=list(self._steps(stream, name)),
+            think=round(self._options.think * self.entropy.fraction(), 3),
+            plan=[self.choice(("raise", "later", "exit", "giveup"))] * int(1 + 4 * self.entropy.fraction())
+            + [self.choice(("ok", "raise"))]
+            if trouble
+            else [],
+        )
+
+    def message(self) -> Message:
+        """A message, most of them harmless."""
+        return Message(self.plan(), round(3 * self.entropy.fraction(), 3) if self.chance(0.3) else 0)
+
+    def plan(self) -> list[str]:
+        """How attempts to send end."""
+        if not self.chance(self._options.send_trouble):
+            return ["ok"]
+        words = ("lost", "unknown", "later", "giveup", "slow", "late", "stuck", "error")
+        return [self.choice(words) for _ in range(int(1 + 3 * self.entropy.fraction()))] + [
+            self.choice(("ok", "ok", "error"))
+        ]
+
+    def _steps(self, stream: str, name: str) -> Iterator[Step]:
+        for number in range(int(4 * self.entropy.fraction())):
+            yield self._step(stream, f"{name}.{number}")
+
+    def _step(self, stream: str, name: str) -> Step:
+        do = self.choice(("send", "send", "send", "send", "timer", "timer", "rearm", "cancel", "publish", "write",
+                          "withdraw"))  # fmt: skip
+        match do:
+            case "send":
+                key = self.keys[-1] if self.keys and self.chance(0.03) else name
+                self.keys.append(key)
+                return Step(do, key, self.choice(tuple(BY_NAME)), self._after(), self.plan(), self._expiry())
+            case "timer":
+                self.timers.append((stream, name))
+                return Step(do, name, after=self._after())
+            case "publish":
+                return Step(do, f"{self.choice((LOAD, ROOM, AUDIT))}/other", kind=name)
+            case "withdraw":
+                return Step(do, self.choice(tuple(self.keys[-8:])) if self.keys else name)
+            case "rearm" | "cancel":
+                own = [key for owner, key in self.timers[-8:] if owner == stream]
+                return Step(do, self.choice(tuple(own)) if own else name, after=self._after())
+        return Step(do, name)
+
+    def _after(self) -> float:
+        return round(self.entropy.fraction() * 20, 3) if self.chance(0.4) else 0
+
+    def _expiry(self) -> float | None:
+        return round(self.entropy.fraction() * 30, 3) if self.chance(0.2) else None

@@ -1,0 +1,63 @@
+"""When and where processes die, and when the answer to a COMMIT is lost: all drawn from the seed."""
+
+from random import Random
+
+from postroad.testing.simulation.options import Options
+
+
+class Fuse:
+    """Burns down by one at each place it passes, and goes off at random, on average once in 1/rate places."""
+
+    def __init__(self, rng: Random, rate: float) -> None:
+        self._rng = rng
+        self._rate = rate
+        self._left = self._drawn()
+
+    def passes(self) -> bool:
+        """Pass a place; True: here it goes off."""
+        if not self._rate:
+            return False
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._left = self._drawn()
+        return True
+
+    def _drawn(self) -> int:
+        return 1 + int(self._rng.expovariate(self._rate)) if self._rate else 0
+
+
+class Faults:
+    """All faults of one seed; none once `calm`."""
+
+    def __init__(self, options: Options) -> None:
+        rng = Random(f"{options.seed}/faults")
+        self.calm = False
+        self._rng = rng
+        self._latency = options.latency
+        self._statement = Fuse(rng, options.crash_statement)
+        self._failpoint = Fuse(rng, options.crash_failpoint)
+        self._send = Fuse(rng, options.crash_send)
+        self._commit = Fuse(rng, options.lost_commit)
+
+    def at_statement(self) -> bool:
+        """Whether to die before or after this statement."""
+        return not self.calm and self._statement.passes()
+
+    def at_failpoint(self) -> bool:
+        """Whether to die at this failpoint."""
+        return not self.calm and self._failpoint.passes()
+
+    def at_send(self) -> bool:
+        """Whether to die before or after this message arrives."""
+        return not self.calm and self._send.passes()
+
+    def at_commit(self) -> bool:
+        """Whether the connection breaks here, before or after COMMIT took effect."""
+        return not self.calm and self._commit.passes()
+
+    def latency(self) -> float:
+        """How long the database takes, one way, in seconds."""
+        if self.calm or not self._latency:
+            return 0
+        return round(self._rng.expovariate(1 / self._latency), 6)

@@ -1,0 +1,78 @@
+"""Everything that can be known of a run at one moment: the tables, the sink, the clients' ledger."""
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, text
+
+from postroad.testing.simulation.ledger import Ledger
+from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.sink import Arrival
+
+Rows = list[Any]
+TABLES = ("streams", "log", "inbox", "queues", "outbox", "timers", "runs", "transitions", "alerts")
+_ORDER = {"log": "stream, seq", "inbox": "position", "transitions": "id", "alerts": "id", "outbox": "id",
+          "timers": "stream, key", "streams": "id", "queues": "stream", "runs": "started_at, stream, attempt, run_id"}  # fmt: skip
+
+# What the product's own tables don't keep: the place in the inbox of each event that landed.
+INSTRUMENTS = (
+    "CREATE TABLE sim_written (name TEXT PRIMARY KEY)",
+    "CREATE TABLE sim_landed (stream TEXT, seq INTEGER, position INTEGER)",
+    "CREATE TRIGGER sim_landing AFTER INSERT ON postroad_log BEGIN "
+    "INSERT INTO sim_landed SELECT NEW.stream, NEW.seq, i.position FROM postroad_inbox i "
+    "WHERE i.stream = NEW.stream AND i.event_id = NEW.entry_id; END",
+)
+
+
+class History(msgspec.Struct, kw_only=True):
+    """One moment of a run. Rows have the tables' columns as attributes, in the tables' own order.
+
+    `before` is the last moment that was looked at, for what may only grow; `end`: nothing is left to do.
+    """
+
+    options: Options
+    now: int
+    streams: Rows = []
+    log: Rows = []
+    inbox: Rows = []
+    queues: Rows = []
+    outbox: Rows = []
+    timers: Rows = []
+    runs: Rows = []
+    transitions: Rows = []
+    alerts: Rows = []
+    written: set[str] = set()
+    landed: Rows = []
+    arrivals: list[Arrival] = []
+    rung: list[Any] = []
+    ledger: Ledger
+    before: "History | None" = None
+    end: bool = False
+
+    def logs(self) -> dict[str, Rows]:
+        """The log's rows by stream, in order."""
+        return grouped(self.log, "stream")
+
+    def known(self) -> dict[tuple[str, str], Any]:
+        """Every event and entry there is, by stream and id: the log's row, else the inbox's."""
+        found = {(row.stream, row.event_id): row for row in self.inbox}
+        return found | {(row.stream, row.entry_id): row for row in self.log}
+
+
+def grouped(rows: Rows, *names: str) -> dict[Any, Rows]:
+    """Rows by the value of a column, or by the values of several."""
+    found: dict[Any, Rows] = {}
+    for row in rows:
+        values = tuple(getattr(row, name) for name in names)
+        found.setdefault(values[0] if len(names) == 1 else values, []).append(row)
+    return found
+
+
+def tables(conn: Connection) -> dict[str, Any]:
+    """All rows of all tables as one read transaction sees them."""
+    found: dict[str, Any] = {
+        name: list(conn.execute(text(f"SELECT * FROM postroad_{name} ORDER BY {_ORDER[name]}"))) for name in TABLES
+    }
+    found["written"] = set(conn.execute(text("SELECT name FROM sim_written")).scalars())
+    found["landed"] = list(conn.execute(text("SELECT stream, seq, position FROM sim_landed ORDER BY stream, seq")))
+    return found

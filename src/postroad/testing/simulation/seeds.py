@@ -1,0 +1,130 @@
+"""Playing seeds: each in a folder of its own, with its own clock and loop, and a verdict."""
+
+import asyncio
+import hashlib
+import logging
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection
+
+from postroad.model.clock import FakeClock
+from postroad.model.failpoints import arm
+from postroad.store import migrations
+from postroad.store.database import Database
+from postroad.store.executor import Inline
+from postroad.testing.simulation.history import INSTRUMENTS, tables
+from postroad.testing.simulation.options import OPERATIONS, Options, draw
+from postroad.testing.simulation.virtual import VirtualLoop
+from postroad.testing.simulation.world import Run
+
+COMMAND = "python -m postroad.testing.simulation"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a seed. `error` is None if every invariant held."""
+
+    options: Options
+    error: str | None
+    lines: list[str]
+    digest: str
+    counts: Counter[str]
+    virtual_seconds: float
+
+    @property
+    def replay(self) -> str:
+        """The command that plays this seed again."""
+        return f"{COMMAND} --seed {self.options.seed} --operations {self.options.operations}"
+
+    def failure(self, *, last: int = 40) -> str:
+        """The story of a failed seed: what is wrong, the end of its log, and how to play it again."""
+        told = "\n".join(self.lines[-last:])
+        return f"seed {self.options.seed}: {self.error}\n{self.options}\n{told}\nreplay: {self.replay}"
+
+
+def play(seed: int, *, operations: int = OPERATIONS) -> Verdict:
+    """Play one seed."""
+    options = draw(seed, operations=operations)
+    with tempfile.TemporaryDirectory(prefix="postroad-sim-") as folder, _quiet():
+        path = Path(folder) / "sim.db"
+        path.write_bytes(_template())
+        clock = FakeClock()
+        run, error = _play(options, clock, path)
+        counts = Counter(run.counts)
+        counts["arrivals"] = len(run.sink.arrivals)
+        return Verdict(
+            options=options, error=error, lines=run.lines, digest=_digest(run, path), counts=counts,
+            virtual_seconds=clock.monotonic() / 1e6,
+        )  # fmt: skip
+
+
+def _play(options: Options, clock: FakeClock, path: Path) -> tuple[Run, str | None]:
+    loop = VirtualLoop(clock)
+    loop.set_exception_handler(lambda loop, context: None)  # a dead process's tasks are never asked
+    run = Run(options, clock, path)
+    arm(run.at_failpoint)
+    try:
+        loop.run_until_complete(run.play())
+    except Exception as error:
+        return run, f"{type(error).__name__}: {error}"
+    finally:
+        arm(None)
+        loop.close()
+    return run, None
+
+
+def _digest(run: Run, path: Path) -> str:
+    """A fingerprint of the whole log and of everything in the database."""
+    database = Database(f"sqlite:///{path}", clock=run.clock, executor=Inline())
+    found = database.read(tables)
+    database.close()
+    found["written"] = sorted(found["written"])
+    return hashlib.sha256("\n".join([*run.lines, str(sorted(found.items()))]).encode()).hexdigest()
+
+
+@cache
+def _template() -> bytes:
+    """An empty database with our tables and the simulation's instruments, made once."""
+    folder = Path(tempfile.mkdtemp(prefix="postroad-sim-"))
+    try:
+        database = Database(f"sqlite:///{folder / 'template.db'}", clock=FakeClock(), executor=Inline())
+        migrations.migrate(database)
+        database.transact(_instrument)
+        database.close()
+        return (folder / "template.db").read_bytes()
+    finally:
+        shutil.rmtree(folder)
+
+
+def _instrument(conn: Connection, *, now: int) -> None:
+    for statement in INSTRUMENTS:
+        conn.exec_driver_sql(statement)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The product logs failures with their tracebacks; here they are planned by the hundred."""
+    logger = logging.getLogger("postroad")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def play_twice(seed: int, *, operations: int = OPERATIONS) -> Verdict:
+    """Play one seed twice: a difference in log or database is hidden nondeterminism, and fails the seed."""
+    first, second = play(seed, operations=operations), play(seed, operations=operations)
+    if first.digest == second.digest:
+        return first
+    pairs: Any = zip([*first.lines, "(end)"], [*second.lines, "(end)"], strict=False)
+    split = next((pair for pair in pairs if pair[0] != pair[1]), ("same log", "other rows"))
+    return msgspec.structs.replace(first, error=f"two runs differ:\n  {split[0]}\n  {split[1]}")

@@ -1,0 +1,46 @@
+"""Where messages arrive: the world outside, which remembers everything and survives every crash."""
+
+import hashlib
+
+import msgspec
+
+from postroad.model.clock import FakeClock
+from postroad.model.dispatches import Alert
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """One message as the destination got it. `attempt` is what its envelope said; times in microseconds."""
+
+    at: int
+    process: str
+    id: str
+    key: str
+    kind: str
+    to: str
+    attempt: int
+    body: str
+    possible_duplicate: bool = False
+
+
+class Sink:
+    """Everything that arrived, in order, and every alert that rang."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.arrivals: list[Arrival] = []
+        self.rung: list[Alert] = []
+
+    def arrive(self, **about: object) -> Arrival:
+        """Take a message in."""
+        arrival = msgspec.convert({"at": self._clock.wall(), **about}, Arrival)
+        self.arrivals.append(arrival)
+        return arrival
+
+    def ring(self, alert: Alert) -> None:
+        """Take an alert in."""
+        self.rung.append(alert)
+
+
+def digest(text: str) -> str:
+    """A short fingerprint of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,209 @@
+"""What the simulated programs do: handlers and senders that carry out what the event or message itself says.
+
+So a checker can read off a stored payload what its turn must have caused, and every attempt of a turn decides
+the same. Nothing here draws randomness.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+from sqlalchemy import Connection, text
+
+from postroad.engine.declarations import OUTCOME
+from postroad.engine.handlers import Handlers
+from postroad.engine.turn import Turn
+from postroad.model.dispatches import Alert, Dispatch
+from postroad.model.errors import GiveUp, OutcomeUnknown, RetryLater
+from postroad.model.events import Event
+from postroad.model.folds import Fold
+from postroad.model.kinds import Kind
+from postroad.model.retry import Retry
+from postroad.testing.simulation.options import Options
+
+LOAD, ROOM, AUDIT = "load", "room", "audit"
+FLOOR_SECONDS = 3.0
+
+
+class Step(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that an order wants done. `name` is a key, or for `publish` the stream."""
+
+    do: str
+    name: str
+    kind: str = ""
+    after: float = 0
+    plan: list[str] = []
+    expires: float | None = None
+
+
+class Order(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An event: what its turn does, how long that takes, and how each attempt of it ends ("": well)."""
+
+    steps: list[Step] = []
+    think: float = 0
+    plan: list[str] = []
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message: how each attempt to send it ends; the last word holds for all that follow ([]: well)."""
+
+    plan: list[str] = []
+    take: float = 0
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """What a turn notes about an event: its id, and how many entries the log had before this turn."""
+
+    event: str
+    before: int
+    said: str = ""
+
+
+ORDER = Kind("sim.order", Order)
+NOTED = Kind("sim.noted", Noted)
+REPLACED = Kind("sim.replaced", Noted)
+SMS, MAIL, PAGE, PAY, FAX = (Kind(f"sim.{name}", Message) for name in ("sms", "mail", "page", "pay", "fax"))
+KINDS = (SMS, MAIL, PAGE, PAY, FAX)
+BY_NAME = {kind.name: kind for kind in KINDS}
+COUNT: Fold[int] = Fold("sim.count", int, lambda count, _: count + 1)
+_WRITE = text("INSERT INTO sim_written (name) VALUES (:name)")
+
+
+class Outside(msgspec.Struct, frozen=True):
+    """What a simulated program reaches of the world."""
+
+    arrive: Callable[[Dispatch[Message]], None]
+    ring: Callable[[Alert], None]
+    alive: Callable[[], bool]
+
+
+def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bool) -> None:
+    """Declare the simulated program; only one that `faxes` carries out the kind of that name."""
+    attempts, wide = options.send_attempts, options.concurrency
+    send = partial(_send, outside=outside)
+    quick = Retry(attempts=attempts, first=1, cap=8)
+    handlers.sender(SMS, timeout=4, lease=6, retry=quick, concurrency=wide)(send)
+    thrifty = Retry(attempts=attempts + 2, first=4, cap=20, budget=30, jitter=False)
+    handlers.sender(MAIL, timeout=6, retry=thrifty, concurrency=wide)(send)
+    handlers.sender(PAGE, timeout=3, retry=quick, concurrency=wide, on_failure="alert")(send)
+    handlers.sender(PAY, timeout=4, lease=7, retry=quick, concurrency=wide, on_unknown="park")(send)
+    if faxes:
+        handlers.sender(FAX, timeout=4, retry=quick, concurrency=wide)(send)
+    else:
+        handlers.elsewhere(FAX)
+    _declare_turns(handlers, options)
+    handlers.alert_sink(outside.ring)
+
+
+def _declare_turns(handlers: Handlers, options: Options) -> None:
+    bounds = {"concurrency": options.concurrency, "attempts": options.turn_attempts}
+    handlers.turn(LOAD, timeout=15, lease=6, on_duplicate=_replace, **bounds)(_decide)
+    handlers.turn(ROOM, timeout=15, lease=6, debounce=1, debounce_max=3, on_duplicate=_replace, **bounds)(_decide)
+    handlers.recorded(AUDIT)
+    for stream_type in (LOAD, ROOM):
+        handlers.filter(stream_type, OUTCOME)(_delivered)
+
+
+def _delivered(event: Event) -> str | None:
+    outcome = OUTCOME.of(event)
+    return "delivered" if outcome is not None and outcome.status == "delivered" else None
+
+
+async def _decide(turn: Turn) -> None:
+    before = turn.fold(COUNT)
+    for event in turn.events:
+        order = ORDER.of(event)
+        if order is not None:
+            await asyncio.sleep(order.think)
+            _end_as_planned(order.plan, turn.attempt)
+            for step in order.steps:
+                VERBS[step.do](turn, step)
+        turn.record(NOTED, Noted(event.key, before, event.kind if order is None else ""))
+
+
+def _end_as_planned(plan: list[str], attempt: int) -> None:
+    match word_of(plan, attempt):
+        case "" | "ok":
+            return
+        case "later":
+            raise RetryLater("planned", after=FLOOR_SECONDS)
+        case "giveup":
+            raise GiveUp("planned")
+        case "exit":
+            raise SystemExit("planned")
+        case word:
+            raise RuntimeError(f"planned: {word}")
+
+
+def word_of(plan: list[str], attempt: int) -> str:
+    """What a plan says of an attempt, counted from 1."""
+    return plan[min(attempt, len(plan)) - 1] if plan else ""
+
+
+def _replace(turn: Turn, key: str) -> None:
+    for event in turn.events:
+        turn.record(REPLACED, Noted(event.key, 0, key))
+
+
+def _send_step(turn: Turn, step: Step) -> None:
+    turn.send(
+        BY_NAME[step.kind], Message(step.plan), to=step.name, key=step.name, after=step.after, expires=step.expires
+    )
+
+
+def _write(conn: Connection, *, name: str) -> None:
+    conn.execute(_WRITE, {"name": name})
+
+
+def _publish_step(turn: Turn, step: Step) -> None:
+    turn.publish(step.name, ORDER, Order(), key=step.kind)
+
+
+VERBS: dict[str, Callable[[Turn, Step], object]] = {
+    "send": _send_step,
+    "publish": _publish_step,
+    "timer": lambda turn, step: turn.set_timer(step.name, after=step.after, data={"of": step.name}),
+    "rearm": lambda turn, step: turn.rearm_timer(step.name, after=step.after, data={"of": step.name}),
+    "cancel": lambda turn, step: turn.cancel_timer(step.name),
+    "withdraw": lambda turn, step: turn.withdraw(step.name),
+    "write": lambda turn, step: turn.write(partial(_write, name=step.name)),
+}
+
+
+async def _send(dispatch: Dispatch[Message], *, outside: Outside) -> str:
+    word = word_of(dispatch.body.plan, dispatch.attempt)
+    await asyncio.sleep(dispatch.body.take)
+    match word:
+        case "ok" | "":
+            outside.arrive(dispatch)
+            return f"receipt of {dispatch.key}"
+        case "lost":
+            outside.arrive(dispatch)
+            raise ConnectionResetError("planned: the answer was lost")
+        case "unknown":
+            outside.arrive(dispatch)
+            raise OutcomeUnknown("planned")
+        case "later":
+            raise RetryLater("planned", after=FLOOR_SECONDS)
+        case "giveup":
+            raise GiveUp("planned")
+        case "slow":
+            await asyncio.sleep(60)
+        case "late":
+            outside.arrive(dispatch)
+            await asyncio.sleep(60)
+        case "stuck":
+            await _stuck(dispatch, outside)
+    raise RuntimeError(f"planned: {word}")
+
+
+async def _stuck(dispatch: Dispatch[Message], outside: Outside) -> None:
+    """Ignores its cancellation, and arrives when everybody has given it up."""
+    for _ in range(25):
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(1)
+        if not outside.alive():
+            raise asyncio.CancelledError
+    outside.arrive(dispatch)

@@ -1,0 +1,312 @@
+"""One seeded run: processes that live, die and come back, clients, the sink, and the checks in between."""
+
+import asyncio
+import contextvars
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from postroad.engine.wakeups import Topic
+from postroad.model.clock import SECOND, FakeClock
+from postroad.model.dispatches import Alert, Dispatch
+from postroad.model.errors import CommitUnknown
+from postroad.store import moments
+from postroad.store.database import Database
+from postroad.store.executor import Inline
+from postroad.testing.simulation.checkers import InvariantBroken, verify
+from postroad.testing.simulation.clients import Clients
+from postroad.testing.simulation.faults import Faults
+from postroad.testing.simulation.history import History, tables
+from postroad.testing.simulation.ledger import Ledger
+from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.process import CURRENT, Crash, Process
+from postroad.testing.simulation.sink import Sink
+from postroad.testing.simulation.workload import Message
+
+HEAL_SECONDS = 1_800
+LOOK_EVERY_SECONDS = 2.0
+
+
+class Unexpected(AssertionError):
+    """The product raised what nothing in this run explains."""
+
+
+class Run:
+    """The world of one seed. `play` lets it run to its end; `lines` is the log."""
+
+    def __init__(self, options: Options, clock: FakeClock, path: Path) -> None:
+        self.options = options
+        self.clock = clock
+        self.url = f"sqlite:///{path}"
+        self.lines: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.faults = Faults(options)
+        self.ledger = Ledger()
+        self.sink = Sink(clock)
+        self._clients = Clients(options, self.ledger, self.note)
+        self._rng = Random(f"{options.seed}/schedule")
+        self._processes: list[Process] = []
+        self._lives = 0
+        self._fallen: asyncio.Queue[Process] = asyncio.Queue()
+        self._trouble: list[str] = []
+        self._seen: History | None = None
+        self._observer = Database(self.url, clock=clock, executor=Inline())
+
+    async def play(self) -> None:
+        """Raise InvariantBroken or Unexpected where something is wrong.
+
+        First the operations, amid faults; then calm, until nothing is left to do.
+        """
+        asyncio.get_running_loop().set_task_factory(_owned_task)
+        undertaker = asyncio.ensure_future(self._bury())
+        for number in range(self.options.processes):
+            self._start(f"p{number}")
+        try:
+            await self._watched(undertaker, self._operations())
+            await self._watched(undertaker, self._heal())
+        finally:
+            undertaker.cancel()
+            for process in list(self._processes):
+                await self._end(process)
+            self._observer.close()
+
+    @staticmethod
+    async def _watched(undertaker: asyncio.Future[None], phase: Any) -> None:
+        """Run a phase; what the undertaker finds to be wrong ends it."""
+        task = asyncio.ensure_future(phase)
+        await asyncio.wait({task, undertaker}, return_when=asyncio.FIRST_COMPLETED)
+        if undertaker.done():
+            task.cancel()
+            undertaker.result()
+        task.result()
+
+    async def _operations(self) -> None:
+        disturbances = self._disturbances()
+        for number in range(self.options.operations):
+            await asyncio.sleep(round(self._rng.expovariate(1 / self.options.pace), 6))
+            for kind in disturbances.get(number, []):
+                self._disturb(kind)
+            alive = self._alive()
+            if alive:
+                process = self._rng.choice(alive)
+                self.counts["operations"] += 1
+                self._inside(process, self._clients.call(process))
+        await asyncio.sleep(self._rng.random() * 20)
+
+    def _disturbances(self) -> dict[int, list[str]]:
+        """What happens before which operation."""
+        options = self.options
+        planned: dict[int, list[str]] = {}
+        kinds = {"kill": options.kills, "shutdown": options.shutdowns, "pause": options.pauses, "jump": options.jumps}
+        for kind, times in kinds.items():
+            for _ in range(times):
+                planned.setdefault(self._rng.randrange(2, options.operations), []).append(kind)
+        return planned
+
+    def _disturb(self, kind: str) -> None:
+        if kind == "jump":
+            by = self._rng.choice((-1, 1)) * self._rng.choice((1, 20, 200))
+            self.note(f"the clock jumps by {by} s")
+            self.clock.jump(by)
+            return
+        process = self._rng.choice(self._alive() or [None])
+        if process is None:
+            return
+        self.note(f"{kind} of {process.name}")
+        self.counts[kind] += 1
+        match kind:
+            case "kill":
+                process.dead = True
+                self.died(process, "kill")
+            case "shutdown":
+                process.stop.set()
+            case "pause":
+                process.paused_until = self.clock.monotonic() + round(self._rng.uniform(1, 30) * SECOND)
+
+    def _alive(self) -> list[Process]:
+        return [process for process in self._processes if not process.dead and not process.stop.is_set()]
+
+    def _start(self, name: str) -> None:
+        self._lives += 1
+        self.note(f"start of {name}")
+        seed = self.options.seed * 1_000_003 + self._lives
+        process = Process(self, name=name, seed=seed, faxes=name == "p0")
+        self._processes.append(process)
+        self._inside(process, self._live(process))
+
+    async def _live(self, process: Process) -> None:
+        try:
+            await process.run()
+        except Crash:
+            return
+        self.note(f"{process.name} has ended")
+        process.dead = True
+        self._fallen.put_nowait(process)
+
+    def _inside(self, process: Process, work: Any) -> None:
+        """Run something as part of a process: it dies with it."""
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, process)
+        context.run(asyncio.ensure_future, work)
+
+    async def _bury(self) -> None:
+        """End what is left of dead processes, check everything, and start them again after a while."""
+        while True:
+            process = await self._fallen.get()
+            await self._end(process)
+            self.verify()
+            wait = 0 if self.faults.calm else round(self._rng.expovariate(1 / 3), 3)
+            asyncio.get_running_loop().call_later(wait, self._start, process.name)
+
+    async def _end(self, process: Process) -> None:
+        process.dead = True
+        while process.tasks:
+            tasks = list(process.tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        process.database.close()
+        if process in self._processes:
+            self._processes.remove(process)
+
+    async def _heal(self) -> None:
+        """No more faults: everything that was begun must come to its end in bounded time."""
+        self.note("calm")
+        self.faults.calm = True
+        until = self.clock.monotonic() + HEAL_SECONDS * SECOND
+        quiet = 0
+        while quiet < 2:
+            await asyncio.sleep(LOOK_EVERY_SECONDS)
+            quiet = quiet + 1 if self._is_quiet() else 0
+            if self.clock.monotonic() > until:
+                raise InvariantBroken(f"G3 liveness: after {HEAL_SECONDS} s\n" + self._left())
+        self.verify(end=True)
+        self._never_pass_on_nothing()
+
+    def _is_quiet(self) -> bool:
+        """Nothing waits, nobody sends, every alert has rung, every process lives."""
+        if len(self._alive()) < self.options.processes or self._observer.read(moments.waiting):
+            return False
+        found = self._observer.read(tables)
+        return not found["queues"] and all(row.rung_at is not None for row in found["alerts"])
+
+    def _left(self) -> str:
+        found = self._observer.read(tables)
+        rows = [row for row in found["outbox"] if row.status in ("pending", "delivering")]
+        rows += [row for row in found["timers"] if row.status == "armed"] + found["queues"] + found["inbox"]
+        return "\n".join(map(str, rows))
+
+    def _never_pass_on_nothing(self) -> None:
+        """A run in which nothing happened proves nothing."""
+        happened = {
+            "publish": len(self.ledger.accepted("publish")),
+            "send": len(self.sink.arrivals),
+            "crash": self.counts["crashes"],
+        }
+        if missing := [name for name, times in happened.items() if not times]:
+            raise Unexpected(f"no {' and no '.join(missing)}: this seed has shown nothing")
+
+    def verify(self, *, end: bool = False) -> None:
+        """Check every invariant on what is committed now."""
+        if self._trouble:
+            raise Unexpected("\n".join(self._trouble))
+        history = History(
+            options=self.options, now=self.clock.wall(), ledger=self.ledger, arrivals=list(self.sink.arrivals),
+            rung=list(self.sink.rung), before=self._seen, end=end, **self._observer.read(tables),
+        )  # fmt: skip
+        self.counts["checks"] += 1
+        verify(history)
+        history.before = None
+        self._seen = history
+
+    # What processes tell us.
+
+    def note(self, what: str) -> None:
+        """Write a line of the run's log."""
+        self.lines.append(f"{self.clock.monotonic() / SECOND:.6f} {what}")
+
+    def at_statement(self, process: Process, when: str, sql: str) -> None:
+        """A statement of the process is about to run, or has run: may raise Crash."""
+        self.counts["statements"] += when == "before"
+        if self.faults.at_statement():
+            process.die(f"{when} {' '.join(sql.split())[:60]}")
+
+    def at_send(self, process: Process, when: str) -> None:
+        """A message is about to arrive, or has arrived: may raise Crash."""
+        if self.faults.at_send():
+            process.die(f"{when} a message arrives")
+
+    def at_failpoint(self, name: str) -> None:
+        """The code that runs now has reached a failpoint: may raise Crash or CommitUnknown."""
+        process = CURRENT.get()
+        if process is None:
+            return
+        process.check_alive()
+        if name in ("commit.before", "commit.after") and self.faults.at_commit():
+            self.counts["commits lost"] += 1
+            self.note(f"{process.name} loses the answer of COMMIT, {name}")
+            raise CommitUnknown("simulated")
+        if self.faults.at_failpoint():
+            self.counts[f"at {name}"] += 1
+            process.die(name)
+
+    def latency(self) -> float:
+        """How long the database takes to hear, or to answer, in seconds."""
+        return self.faults.latency()
+
+    def arrived(self, process: Process, dispatch: Dispatch[Message]) -> None:
+        """A message has arrived."""
+        self.note(f"{dispatch.key} arrives from {process.name}, attempt {dispatch.attempt}")
+        self.sink.arrive(
+            process=process.name, id=dispatch.id, key=dispatch.key, kind=dispatch.kind, to=dispatch.to,
+            attempt=dispatch.attempt, body=msgspec.json.encode(dispatch.body).decode(),
+            possible_duplicate=dispatch.possible_duplicate,
+        )  # fmt: skip
+
+    def rang(self, alert: Alert) -> None:
+        """An alert has rung."""
+        self.note(f"alert {alert.code} {alert.subject}")
+        self.sink.ring(alert)
+
+    def hint(self, process: Process, topics: frozenset[Topic]) -> None:
+        """The process has committed something that wakes loops."""
+        if self.options.hints:
+            for other in self._processes:
+                if other is not process:
+                    other.parts.wakeups.ping(sorted(topics))
+
+    def saw(self, process: Process, name: str, values: Mapping[str, Any]) -> None:
+        """The product's telemetry said something."""
+        said = {key: value for key, value in values.items() if isinstance(value, str | int) and key != "failures"}
+        self.counts[name] += 1
+        self.note(f"{process.name} {name} {said}")
+        error = values.get("error")
+        if name in ("loop.error", "turn.error") and not _explained(error):
+            self._trouble.append(f"{process.name} {name}: {type(error).__name__}: {error}")
+
+    def died(self, process: Process, where: str) -> None:
+        """The process has died and will be buried."""
+        self.counts["crashes"] += 1
+        self.note(f"crash of {process.name} {where}")
+        self._fallen.put_nowait(process)
+
+
+def _explained(error: object) -> bool:
+    """Whether a loop or a turn may fail with this here: the answer of a COMMIT was lost."""
+    return isinstance(error, CommitUnknown) or not isinstance(error, Exception)
+
+
+def _owned_task(loop: asyncio.AbstractEventLoop, work: Any, **about: Any) -> asyncio.Task[Any]:
+    """A task that its simulated process knows of, so that it ends when that dies."""
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **about)
+    process = CURRENT.get()
+    if process is not None:
+        process.tasks[task] = None
+        task.add_done_callback(lambda done: process.tasks.pop(done, None))
+    return task
+
+

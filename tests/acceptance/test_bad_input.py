@@ -1,0 +1,411 @@
+"""What is refused, where, and with which words: a table of cases over the public verbs, alike on both databases."""
+
+import asyncio
+import contextlib
+import math
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from postroad import (
+    OUTCOME,
+    Dispatch,
+    Handlers,
+    InvalidInput,
+    KeyConflict,
+    Kind,
+    NotInTransaction,
+    Postroad,
+    Refused,
+    Retry,
+    TimerConflict,
+    Transaction,
+    Turn,
+    UnknownKind,
+    sqlite,
+)
+from postroad.store import moments
+
+EMOJI = "🎉"  # four bytes
+SURROGATE = "\ud83d"
+DEEP: Any = None
+for _ in range(100_000):
+    DEEP = [DEEP]
+A_DAY = timedelta(days=1)
+NAIVE = datetime.fromisoformat("2026-01-01T00:00")
+
+
+@dataclass
+class Sms:
+    text: str
+
+
+SMS = Kind("sms", Sms)
+ANY: Kind[Any] = Kind("any", Any)
+LOOSE_SMS: Kind[Any] = SMS
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str | None]]:
+    """A database's URL and schema, shared by the module: what is refused writes nothing."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('bad') / 'bad.db'}", None
+        return
+    server, schema = request.getfixturevalue("postgres_url"), f"bad_{secrets.token_hex(6)}"
+    yield server, schema
+    with psycopg.connect(server.replace("+psycopg", "", 1), autocommit=True) as conn:
+        conn.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+
+
+@pytest.fixture
+def post(url: tuple[str, str | None]) -> Iterator[Postroad]:
+    """An app on that database that sends `sms` and `any`."""
+    made = Postroad(url[0], schema=url[1], migrate=True)
+    made.kinds(SMS, ANY)
+    made.recorded("a")
+    yield made
+    made.close()
+
+
+def waiting(post: Postroad) -> int:
+    """How many rows wait for anything."""
+    return post.database.read(moments.waiting)
+
+
+Verb = Callable[[Transaction], object]
+BAD_TEXT: list[tuple[str, Any]] = [
+    ("empty", ""),
+    ("spaces", " \t\n"),
+    ("NUL", "a\0b"),
+    ("lone surrogate", f"a{SURROGATE}"),
+    ("number", 7),
+    ("too long", "k" * 513),
+    ("2,000 characters", "k" * 2_000),
+    ("3,000 characters", "k" * 3_000),
+    ("10,000 characters", "k" * 10_000),
+    ("1,000 emoji", EMOJI * 1_000),
+    ("129 emoji", EMOJI * 129),
+]
+IN_TEXT: list[tuple[str, str, Callable[[Any], Verb]]] = [
+    ("stream", "publish stream", lambda bad: lambda tx: tx.publish(bad if bad in ("", 7) else f"a/{bad}", ANY, 1)),
+    ("key", "publish key", lambda bad: lambda tx: tx.publish("a/1", ANY, 1, key=bad)),
+    ("key", "send key", lambda bad: lambda tx: tx.send(SMS, Sms("x"), key=bad)),
+    ("key", "withdraw key", lambda bad: lambda tx: tx.withdraw(bad)),
+    ("key", "timer key", lambda bad: lambda tx: tx.set_timer(bad, after=1, stream="a/1")),
+    ("key", "rearm key", lambda bad: lambda tx: tx.rearm_timer(bad, after=1, stream="a/1")),
+    ("key", "cancel key", lambda bad: lambda tx: tx.cancel_timer(bad, stream="a/1")),
+]
+BAD_PAYLOADS: list[tuple[str, Any]] = [
+    ("NUL", "a\0b"),
+    ("lone surrogate", {"x": [SURROGATE]}),
+    ("surrogate in a key", {SURROGATE: 1}),
+    ("NaN", [math.nan]),
+    ("Infinity", {"x": -math.inf}),
+    ("beyond 64 bits", 10**30),
+    ("5,000 digits", 10**5_000),
+    ("depth 65", eval("[" * 65 + "]" * 65)),
+    ("depth 100,000", DEEP),
+    ("300 kB", "x" * 300_000),
+    ("an object", object()),
+]
+CASES: list[tuple[str, str, Verb]] = [
+    *((f"{verb}: {name}", field, make(bad)) for field, verb, make in IN_TEXT for name, bad in BAD_TEXT),
+    *((f"publish data: {n}", "data", lambda tx, b=b: tx.publish("a/1", ANY, b)) for n, b in BAD_PAYLOADS),
+    *((f"send body: {n}", "body", lambda tx, b=b: tx.send(ANY, b)) for n, b in BAD_PAYLOADS),
+    *((f"timer data: {n}", "data", lambda tx, b=b: tx.set_timer("k", after=1, data=b, stream="a/1"))
+      for n, b in BAD_PAYLOADS),
+    *((f"to: {n}", "to", lambda tx, b=b: tx.send(ANY, 1, to=b))
+      for n, b in [*BAD_TEXT[1:5], ("3,000 characters", "k" * 3_000)]),
+    *((f"at: {n}", "at", lambda tx, b=b: tx.send(ANY, 1, at=b))
+      for n, b in [("naive", NAIVE), ("text", "tomorrow")]),
+    ("timer at: naive", "at", lambda tx: tx.set_timer("k", at=NAIVE, stream="a/1")),
+    ("timer without a time", "at", lambda tx: tx.set_timer("k", stream="a/1")),
+    ("timer without a stream", "stream", lambda tx: tx.set_timer("k", after=1)),
+    ("timer key like a generation", "key", lambda tx: tx.set_timer("k#2", after=1, stream="a/1")),
+    *((f"after: {b}", "after", lambda tx, b=b: tx.send(ANY, 1, after=b)) for b in (-1, math.nan, math.inf, "5")),
+    *((f"expires: {b}", "expires", lambda tx, b=b: tx.send(ANY, 1, expires=b)) for b in (-1, math.nan, -A_DAY)),
+    ("at and after", "at", lambda tx: tx.send(ANY, 1, at=datetime.now().astimezone(), after=1)),
+    ("stream without an id", "stream", lambda tx: tx.publish("a", ANY, 1)),
+    ("stream with an empty id", "stream", lambda tx: tx.publish("a/", ANY, 1)),
+    ("stream with an empty type", "stream", lambda tx: tx.publish("/1", ANY, 1)),
+    *((f"kind: {n}", "kind", lambda tx, b=b: tx.publish("a/1", b, 1))
+      for n, b in [*BAD_TEXT[:5], ("300 characters", "k" * 300), ("ours", "postroad.noop"), ("built in", OUTCOME)]),
+    *((f"key: {prefix}", "key", lambda tx, p=prefix: tx.publish("a/1", ANY, 1, key=f"{p}1"))
+      for prefix in ("evt:", "out:", "postroad.")),
+    ("body of another type", "body", lambda tx: tx.send(LOOSE_SMS, {"text": 1})),
+    ("no body where one is needed", "body", lambda tx: tx.send(SMS)),
+    ("origin: NUL", "origin", lambda tx: tx.send(ANY, 1, origin={"by": "\0"})),
+    ("origin: 5 kB", "origin", lambda tx: tx.send(ANY, 1, origin={"by": "x" * 5_000})),
+    ("on_conflict", "on_conflict", lambda tx: tx.send(ANY, 1, on_conflict="ignore")),  # type: ignore[arg-type]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "verb"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_the_verb_refuses_and_names_the_field(post: Postroad, field: str, verb: Verb) -> None:
+    """The verb itself refuses what cannot be stored and names the field; the rest of the block stands."""
+    before = waiting(post)
+    with post.begin() as tx:
+        kept = tx.publish("a/kept", ANY, 1)
+        with pytest.raises(InvalidInput, match=rf"\b{field}\b") as refused:
+            verb(tx)
+    assert str(refused.value.about["field"]).startswith(field)
+    assert len(str(refused.value)) < 500
+    assert kept.created
+    assert waiting(post) == before + 1
+
+
+@pytest.mark.parametrize("kind", ["nobody_s", Kind("nobody_s", Any)])
+def test_a_kind_that_nobody_declares_is_refused(post: Postroad, kind: Kind[Any] | str) -> None:
+    """A kind sent without a sender, transport, `kinds` or `elsewhere` in this app is refused by name."""
+    with post.begin() as tx:
+        with pytest.raises(UnknownKind, match="nobody_s"):
+            tx.send(kind, 1)
+        tx.publish("a/1", kind, 1)
+
+
+DECLARATIONS: list[tuple[str, str, Callable[[Handlers], object]]] = [
+    ("kind: empty", "kind", lambda _: Kind("", Any)),
+    ("kind: spaces", "kind", lambda _: Kind("  ", Any)),
+    ("kind: NUL", "kind", lambda _: Kind("a\0", Any)),
+    ("kind: surrogate", "kind", lambda _: Kind(SURROGATE, Any)),
+    ("kind: prefix", "kind", lambda _: Kind("out:x", Any)),
+    ("version: 0", "version", lambda _: Kind("a", Any, version=0)),
+    ("alias: empty", "aliases", lambda _: Kind("a", Any, aliases=[""])),
+    ("attempts: 0", "attempts", lambda _: Retry(attempts=0)),
+    ("attempts: -1", "attempts", lambda _: Retry(attempts=-1)),
+    ("attempts: True", "attempts", lambda _: Retry(attempts=True)),
+    ("budget: negative", "budget", lambda _: Retry(budget=-1)),
+    ("first: NaN", "first", lambda _: Retry(first=math.nan)),
+    ("cap: endless", "cap", lambda _: Retry(cap=math.inf)),
+    ("lease: timeout", "lease", lambda h: h.sender(SMS, timeout=10, lease=10)(print)),
+    ("lease: timeout + margin", "lease", lambda h: h.sender(SMS, timeout=10, lease=11.5)(print)),
+    ("timeout: 0", "timeout", lambda h: h.sender(SMS, timeout=0)(print)),
+    ("concurrency: 0", "concurrency", lambda h: h.sender(SMS, concurrency=0)(print)),
+    ("on_failure", "on_failure", lambda h: h.sender(SMS, on_failure="ignore")(print)),  # type: ignore[arg-type]
+    ("on_unknown", "on_unknown", lambda h: h.sender(SMS, on_unknown="drop")(print)),  # type: ignore[arg-type]
+    ("sender of no kind", "kind", lambda h: h.sender("")(print)),
+    ("stream type: empty", "stream_type", lambda h: h.turn("")(print)),
+    ("stream type: a stream", "stream_type", lambda h: h.turn("a/1")(print)),
+    ("stream type: NUL", "stream_type", lambda h: h.recorded("a\0")),
+    ("turn attempts: 0", "attempts", lambda h: h.turn("a", attempts=0)(print)),
+    ("turn timeout: 0", "timeout", lambda h: h.turn("a", timeout=0)(print)),
+    ("debounce: negative", "debounce", lambda h: h.turn("a", debounce=-1)(print)),
+    ("effect", "effect", lambda h: h.tool(effect="maybe")(print)),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("field", "declare"), [d[1:] for d in DECLARATIONS], ids=[d[0] for d in DECLARATIONS])
+def test_a_declaration_refuses_and_names_the_field(field: str, declare: Callable[[Handlers], object]) -> None:
+    """A declaration that cannot work is refused where it is made, before anything runs."""
+    with pytest.raises(InvalidInput, match=rf"\b{field}\b") as refused:
+        declare(Handlers())
+    assert refused.value.about["field"] == field
+
+
+def test_a_lease_just_above_its_margin_is_accepted() -> None:
+    """The bound of the lease is timeout + 1.5 s, exclusive."""
+    Handlers().sender(SMS, timeout=10, lease=11.6)(print)
+
+
+def test_reading_refuses_what_it_cannot_read(post: Postroad) -> None:
+    """`read` names the argument that is wrong."""
+    reads: dict[str, Callable[[], object]] = {
+        "stream": lambda: post.read("nothing"),
+        "after": lambda: post.read("a/1", after=-1),
+        "limit": lambda: post.read("a/1", limit=0),
+    }
+    for field, read in reads.items():
+        with pytest.raises(InvalidInput, match=rf"\b{field}\b"):
+            read()
+
+
+def test_an_async_engine_is_refused_with_the_cure() -> None:
+    """An AsyncEngine as the app's database is refused, in words that say what to pass."""
+    for made in ("sqlite+aiosqlite:///x.db", "postgresql+psycopg://localhost/x"):
+        with pytest.raises(Refused, match="AsyncEngine"):
+            Postroad(create_async_engine(made))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["sqlite://", "sqlite:///:memory:", "mysql://localhost/x"])
+def test_a_database_that_cannot_hold_our_rows_is_refused(given: str) -> None:
+    """A SQLite database in memory or another server is refused on first use."""
+    with pytest.raises(InvalidInput, match="database"):
+        Postroad(given).check_schema()
+
+
+def enter(opening: Any) -> None:
+    with opening as tx:
+        tx.send(ANY, 1)
+
+
+def aenter(opening: Any) -> None:
+    async def inside() -> None:
+        async with opening as tx:
+            tx.send(ANY, 1)
+
+    asyncio.run(inside())
+
+
+def test_join_refuses_what_is_no_open_transaction(post: Postroad) -> None:
+    """Engines, autocommit connections, strangers and the wrong colour of `with` are refused; nothing is written."""
+    before = waiting(post)
+    engine = post.database.engine
+    for given in (engine, object(), "a connection"):
+        with pytest.raises(NotInTransaction, match=r"Pass|use"):
+            enter(post.join(given))
+    with pytest.raises(InvalidInput, match="connection"):
+        post.join(None)
+    with engine.connect() as conn, pytest.raises(NotInTransaction, match="autocommit"):
+        enter(post.join(conn.execution_options(isolation_level="AUTOCOMMIT")))
+    with engine.begin() as conn, pytest.raises(NotInTransaction, match="with"):
+        aenter(post.join(conn))
+    assert waiting(post) == before
+
+
+def test_join_refuses_asynchronous_things_in_the_wrong_place(post: Postroad) -> None:
+    """An AsyncEngine, an AsyncConnection under `with` and an autocommit AsyncConnection are refused."""
+    before = waiting(post)
+    engine = post.database.engine
+    made = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite") if post.database.is_sqlite else engine.url)
+    if post.database.is_sqlite:
+        sqlite.configure(made.sync_engine)
+
+    async def inside() -> None:
+        with pytest.raises(NotInTransaction, match="not an engine"):
+            async with post.join(made) as tx:
+                tx.send(ANY, 1)
+        async with made.begin() as conn:
+            with pytest.raises(NotInTransaction, match="async with"):
+                enter(post.join(conn))
+        async with made.connect() as conn:
+            auto = await conn.execution_options(isolation_level="AUTOCOMMIT")
+            with pytest.raises(NotInTransaction, match="autocommit"):
+                async with post.join(auto) as tx:
+                    tx.send(ANY, 1)
+        await made.dispose()
+
+    asyncio.run(inside())
+    assert waiting(post) == before
+
+
+def test_a_connection_to_another_database_is_refused(post: Postroad, tmp_path: Path) -> None:
+    """A transaction of another database than the app's is refused, and no table of ours is made there."""
+    other = sqlite.configure(create_engine(f"sqlite:///{tmp_path / 'other.db'}"))
+    with other.begin() as conn:
+        with pytest.raises(Refused, match="database"):
+            enter(post.join(conn))
+        assert conn.exec_driver_sql("select count(*) from sqlite_master").scalar_one() == 0
+    other.dispose()
+
+
+@pytest.mark.parametrize("longest", ["k" * 512, EMOJI * 128, "ключ" * 64])
+def test_the_longest_keys_are_kept_exactly(post: Postroad, longest: str) -> None:
+    """The limit of a key is 512 bytes, whatever its characters, for dispatches, events and timers."""
+    with post.begin() as tx:
+        sent = tx.send(ANY, 1, key=longest)
+        published = tx.publish("a/keys", ANY, 1, key=longest)
+        tx.set_timer(longest, after=A_DAY, stream="a/keys")
+    found = post.dispatches.get(sent.id)
+    assert found is not None
+    assert found.key == longest
+    assert published.id == longest
+
+
+@pytest.mark.parametrize(
+    "name", ["'; drop table postroad_log; --", '"quoted" %s :x ?', "with spaces", f"{EMOJI}/{EMOJI}", "\\ \t é", "{p}"]
+)
+def test_odd_stream_names_are_only_names(post: Postroad, name: str) -> None:
+    """Quotes, SQL, marks, spaces and emoji in a stream's name or key change nothing but the name."""
+    with post.begin() as tx:
+        tx.publish(f"a/{name}", ANY, {name: name}, key=name)
+    post.drain()
+    (entry,) = post.read(f"a/{name}")
+    assert (entry.stream, entry.key, entry.data) == (f"a/{name}", name, {name: name})
+    assert post.read("a/nothing of the kind") == []
+
+
+def test_a_conflict_is_told_alike(post: Postroad) -> None:
+    """A key that is taken by other content is refused on leaving the block, naming the key; nothing is written."""
+    with post.begin() as tx:
+        tx.send(ANY, 1, key="taken")
+        tx.publish("a/taken", ANY, 1, key="taken")
+        tx.set_timer("taken", after=A_DAY, stream="a/taken")
+    before = waiting(post)
+    again: list[tuple[type[Refused], Verb]] = [
+        (KeyConflict, lambda tx: tx.send(ANY, 2, key="taken")),
+        (KeyConflict, lambda tx: tx.send(ANY, 1, to="elsewhere", key="taken")),
+        (KeyConflict, lambda tx: tx.publish("a/taken", ANY, 2, key="taken")),
+        (TimerConflict, lambda tx: tx.set_timer("taken", after=A_DAY, data=2, stream="a/taken")),
+    ]
+    for error, verb in again:
+        opening = post.begin()
+        verb(opening.__enter__())
+        with pytest.raises(error, match="taken"):
+            opening.__exit__(None, None, None)
+    assert waiting(post) == before
+
+
+class BrokenError(Exception):
+    """One whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("NUL \0 in it"),
+        ValueError(f"half an emoji {SURROGATE}"),
+        ValueError("x" * 5_000_000),
+        ValueError(),
+        BrokenError(),
+    ],
+    ids=["NUL", "surrogate", "5 MB", "no text", "a broken text"],
+)
+def test_any_error_text_of_a_sender_is_stored_safely(url: tuple[str, str | None], error: Exception) -> None:
+    """A sender's error is kept within 2,000 characters, without NUL or surrogates, whatever its text."""
+    name = f"failing_{secrets.token_hex(4)}"
+    with contextlib.closing(Postroad(url[0], schema=url[1], migrate=True)) as post:
+
+        @post.sender(name, retry=Retry(attempts=1))
+        def fail(d: Dispatch[Any]) -> None:
+            raise error
+
+        with post.begin() as tx:
+            sent = tx.send(name, {})
+        assert post.drain().dead_letter == 1
+        found = post.dispatches.get(sent.id)
+    assert found is not None
+    assert found.status == "dead_letter"
+    assert found.last_error is not None
+    assert found.last_error.startswith(type(error).__name__)
+    assert len(found.last_error) <= 2_000
+    assert "\0" not in found.last_error
+    found.last_error.encode()
+
+
+def test_any_error_text_of_a_turn_is_stored_safely(url: tuple[str, str | None]) -> None:
+    """A handler's error text of 5 MB with NUL in it buries the event, visibly, and the stream moves on."""
+    stream_type = f"failing_{secrets.token_hex(4)}"
+    with contextlib.closing(Postroad(url[0], schema=url[1], migrate=True)) as post:
+
+        @post.turn(stream_type, attempts=1)
+        def fail(turn: Turn) -> None:
+            raise ValueError(f"{SURROGATE}\0" * 2_500_000)
+
+        with post.begin() as tx:
+            tx.publish(f"{stream_type}/1", ANY, 1)
+        post.drain()
+        (entry,) = post.read(f"{stream_type}/1")
+    assert entry.kind == "postroad.failed"
+    assert len(entry.data["error"]) <= 2_000
+    assert "\0" not in entry.data["error"]

@@ -1,0 +1,214 @@
+"""Publishing, claiming and committing are answered by indexes, beside 100,000 of each thing that is finished.
+
+The real verbs run, and every statement that they send is explained just before it is executed, with its own
+parameters and settings. What a claim touches is counted by the database, not timed.
+"""
+
+import itertools
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy import event as hooks
+
+from postroad.model.clock import FakeClock
+from postroad.model.rows import ClaimedTurns, TurnCommit
+from postroad.store import inbox, log, queues, runs, schema, turns
+from postroad.store.database import Database
+from postroad.store.statements import Statement
+from postroad.testing.contracts.streams import LEASE, decided, event, hold
+
+NOW = FakeClock().wall()
+FINISHED = 100_000
+DEEP = 100_000
+STREAMS = 1_000
+NUMBERS = "WITH RECURSIVE n(n) AS (SELECT CAST(0 AS bigint) UNION ALL SELECT n + 1 FROM n WHERE n + 1 < :rows)"
+FILL = [
+    Statement(f"""INSERT INTO {{p}}streams (id, type, version) {NUMBERS}
+        SELECT 'load/' || n, 'load', {FINISHED // STREAMS} FROM n WHERE n < {STREAMS}"""),
+    Statement(f"""INSERT INTO {{p}}log (stream, seq, entry_id, kind, version, data, received_at, recorded_at)
+        {NUMBERS} SELECT 'load/' || (n % {STREAMS}), n / {STREAMS} + 1, 'x' || n, 'k', 1, '1', 0, 0 FROM n"""),
+    Statement(f"""INSERT INTO {{p}}runs (run_id, stream, turn_id, attempt, claim_token, started_at, ended_at,
+        end_reason) {NUMBERS} SELECT 'r' || n, 'load/' || (n % {STREAMS}), 't', 1, 'c', n, n, 'committed' FROM n"""),
+    Statement(f"""INSERT INTO {{p}}inbox (stream, type, event_id, kind, version, data, received_at, ready_at, reason)
+        {NUMBERS} SELECT 'load/' || (n % {STREAMS}), 'load', 'd' || n, 'k', 1, '1', 0, 0, 'dead' FROM n"""),
+]  # fmt: skip
+DEPTH = Statement(f"""INSERT INTO {{p}}inbox (stream, type, event_id, kind, version, data, received_at, ready_at)
+    {NUMBERS} SELECT :type || '/0', :type, 'e' || n, 'k', 1, '1', :now - 9, :now - 9 FROM n""")  # fmt: skip
+READ_BY_INDEX = text("""
+    SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) FROM pg_index
+    WHERE indrelid IN (SELECT oid FROM pg_class WHERE relname LIKE 'postroad_%'
+        AND relnamespace = CAST(CAST(:schema AS text) AS regnamespace))
+""")
+
+
+@pytest.fixture(
+    params=[(name, told) for name in ("sqlite", "postgres") for told in ("empty", "true")],
+    ids="-".join,
+    scope="module",
+)
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """Much that is finished, and a planner that was told that nothing is there, or the truth."""
+    kind, told = request.param
+    if kind == "sqlite":
+        made = Database(f"sqlite:///{tmp_path_factory.mktemp('plans')}/test.db", clock=FakeClock())
+    else:
+        url = request.getfixturevalue("postgres_url")
+        made = Database(url, schema=f"test_plans_{secrets.token_hex(4)}", clock=FakeClock())
+    try:
+        fill(made, analyze_last=told == "true")
+        yield made
+    finally:
+        if made.schema:
+            with made.engine.begin() as conn:
+                conn.exec_driver_sql(f'DROP SCHEMA IF EXISTS "{made.schema}" CASCADE')
+        made.close()
+
+
+def fill(database: Database, *, analyze_last: bool) -> None:
+    with database.engine.begin() as conn:
+        if database.schema:
+            conn.exec_driver_sql(f'CREATE SCHEMA "{database.schema}"')
+        schema.metadata.create_all(conn.execution_options(schema_translate_map={None: database.schema}))
+        if not analyze_last:
+            conn.exec_driver_sql("ANALYZE")
+        for statement in FILL:
+            statement(database.bind(conn), rows=FINISHED)
+        if analyze_last:
+            conn.exec_driver_sql("ANALYZE")
+
+
+@contextmanager
+def explained(database: Database) -> Iterator[list[tuple[str, str]]]:
+    """Each statement that the engine executes meanwhile, with its plan."""
+    found: list[tuple[str, str]] = []
+    explain = "EXPLAIN QUERY PLAN " if database.is_sqlite else "EXPLAIN "
+
+    def before(conn: Connection, _cursor: Any, sql: str, parameters: Any, *_rest: Any) -> None:
+        if sql.lstrip().startswith(("SELECT", "WITH", "INSERT", "UPDATE", "DELETE")):
+            with_plan = conn.connection.cursor()
+            with_plan.execute(explain + sql, parameters)
+            found.append((sql, "\n".join(str(row[-1]) for row in with_plan.fetchall())))
+            with_plan.close()
+
+    hooks.listen(database.engine, "before_cursor_execute", before)
+    yield found
+    hooks.remove(database.engine, "before_cursor_execute", before)
+
+
+def walks(plan: str) -> list[str]:
+    """The places of a plan at which a table of ours, or an index of one, is read from end to end."""
+    places = [place.strip() for place in re.split(r"-> |\n(?=\S)", plan)]
+    return [
+        place
+        for place in places
+        if re.search(r"Seq Scan on (\w+\.)?postroad", place)
+        or re.search(r"^SCAN (?!json_each|win|walk|\w*_rows|\(subquery)", place)
+        or (re.search(r"Index (Only )?Scan .*on (\w+\.)?postroad", place) and "Index Cond" not in place)
+    ]
+
+
+def in_place(database: Database, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run in a transaction that is rolled back."""
+    with database.engine.connect() as conn, conn.begin() as transaction:
+        result = fn(database.bind(conn), *args, **kwargs)
+        transaction.rollback()
+        return result
+
+
+def claim(conn: Connection, token: str, **how: Any) -> ClaimedTurns:
+    given = {"stream_type": "load", "limit": 64, "batch": 100, "lease": LEASE, "now": NOW, **how}
+    return queues.claim(conn, token=token, **given)
+
+
+def life(conn: Connection) -> None:
+    """Everything that happens to events and claims, once."""
+    new = [event(m, f"load/{n}", ready_at=NOW - 9) for n in range(80) for m in range(3)]
+    inbox.publish(conn, [*new, event(0, "deep/1")], now=NOW - 9)
+    inbox.publish(conn, new[:5], now=NOW)
+    won = claim(conn, "t1", batch=2).claims
+    assert len(won) == 64
+    first, second, third, fourth, *rest = won
+    queues.renew(conn, [hold(held) for held in won], lease=LEASE, now=NOW)
+    queues.back_off(conn, hold(first), delay=0, error="", now=NOW)
+    queues.release(conn, hold(second), now=NOW)
+    queues.split(conn, hold(third), error="", now=NOW)
+    queues.park(conn, hold(fourth), error="", now=NOW)
+    assert turns.drop_landed(conn, hold(rest[0]), now=NOW) == 0
+    made: list[TurnCommit] = [decided(held, "a") for held in rest]
+    turns.commit(conn, made, now=NOW)
+    found = claim(conn, "t2", debounce=5, debounce_max=9, limit=8)
+    assert found.clogged
+    queues.adopt(conn, stream_type="load", now=NOW)
+    claim(conn, "t3", limit=8, now=NOW + 10 * LEASE)
+    for read in (log.read, log.last, inbox.waiting, runs.of_stream):
+        read(conn, "load/1")
+    log.find(conn, "load/1", ["x1", "x2"])
+
+
+def test_every_statement_has_its_index(database: Database) -> None:
+    """No statement of publish, claim, renew, settle, commit or adopt reads a table from end to end."""
+    with explained(database) as found:
+        in_place(database, life)
+    assert len({sql for sql, _ in found}) > 25
+    slow = [(sql, plan) for sql, plan in found if walks(plan)]
+    assert not slow, "\n\n".join(f"{sql}\n{plan}" for sql, plan in slow)
+
+
+def work(database: Database, conn: Connection, fn: Callable[[], Any]) -> int:
+    """How much the database had to do: rows read through indexes, or steps of SQLite's virtual machine."""
+    if not database.is_sqlite:
+        before = conn.execute(READ_BY_INDEX, {"schema": database.schema}).scalar_one()
+        fn()
+        return int(conn.execute(READ_BY_INDEX, {"schema": database.schema}).scalar_one() - before)
+    steps = itertools.count()
+    raw: Any = conn.connection.driver_connection
+    raw.set_progress_handler(lambda: next(steps) * 0, 10)
+    fn()
+    raw.set_progress_handler(None, 0)
+    return next(steps) * 10
+
+
+def beside(conn: Connection, stream_type: str, depth: int) -> None:
+    """One stream with that many events, and 100 younger ones with one event each."""
+    DEPTH(conn, rows=depth, type=stream_type, now=NOW)
+    inbox.publish(conn, [event(1, f"{stream_type}/{n}", ready_at=NOW) for n in range(1, 101)], now=NOW)
+
+
+def test_a_claim_does_not_grow_with_a_streams_depth(database: Database) -> None:
+    """A claim beside a stream of 100,000 events costs what it does beside one of 1,000."""
+
+    def cost(conn: Connection, stream_type: str, depth: int) -> int:
+        beside(conn, stream_type, depth)
+        found: list[ClaimedTurns] = []
+        cost = work(
+            database,
+            conn,
+            lambda: found.append(claim(conn, "t", stream_type=stream_type, limit=16, batch=10)),
+        )
+        assert len(found[0].claims) == 16
+        return cost
+
+    shallow, deep = in_place(database, cost, "shallow", 1_000), in_place(database, cost, "deep", DEEP)
+    assert deep < 1.5 * shallow
+
+
+def test_a_deep_stream_keeps_nobody_waiting(database: Database) -> None:
+    """Beside 100,000 events of one stream 100 others all have their turn within 7 claims of 16: the ideal."""
+
+    def served(conn: Connection) -> list[int]:
+        beside(conn, "deeper", DEEP)
+        cursor, seen, passes = "", set[str](), list[int]()
+        while len(seen) < 101 and len(passes) < 20:
+            won = claim(conn, f"p{len(passes)}", stream_type="deeper", limit=16, batch=10, cursor=cursor)
+            cursor = won.cursor
+            seen |= {held.stream for held in won.claims}
+            passes.append(len(won.claims))
+            turns.commit(conn, [decided(held) for held in won.claims], now=NOW)
+        return passes
+
+    assert len(in_place(database, served)) <= 8
