@@ -107,7 +107,7 @@ def walks(plan: str) -> list[str]:
         place
         for place in places
         if re.search(r"Seq Scan on (\w+\.)?postroad", place)
-        or re.search(r"^SCAN (?!json_each|win|walk|\w*_rows|\(subquery)", place)
+        or re.search(r"^SCAN (?!json_each|win|walk|front|CONSTANT ROW)", place)
         or (re.search(r"Index (Only )?Scan .*on (\w+\.)?postroad", place) and "Index Cond" not in place)
     ]
 

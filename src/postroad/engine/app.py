@@ -262,8 +262,12 @@ class Postroad(Handlers):
             return self.database
         with self._opening:
             database = self._opened or self._connect()
-        if self._opened is None and self._migrates(database) and dialects.same_file(connection, database.engine):
+        if database is self._opened or not dialects.same_file(connection, database.engine):
+            return self.database
+        if self._migrates(database):
             migrations.climb(database.bind(connection), now=database.clock.wall())
+        else:
+            migrations.check(database.bind(connection))
         return database
 
     def _announce(self, records: Records) -> None:

@@ -190,7 +190,8 @@ class Dispatcher(Loop):
         try:
             await self._settle_waiting()
         except Exception as error:
-            logger.warning("%d results could not be settled yet: %s", len(self._results), error)
+            # The next step settles first, and reports what hinders it.
+            logger.debug("%d results could not be settled yet: %s", len(self._results), error)
 
     async def _settle_all(self) -> None:
         while self._results:

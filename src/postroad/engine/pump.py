@@ -31,7 +31,7 @@ class Pump(Loop):
             self.parts.count("expired", expired)
             self.parts.wakeups.announce(("turns",))
         await self._ring()
-        return BATCH in (fired.count, expired)
+        return BATCH in (fired.count + fired.dropped, expired)
 
     async def _ring(self) -> None:
         waiting = await self.parts.database.aread(alerts.unrung, limit=100)

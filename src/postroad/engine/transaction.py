@@ -1,6 +1,7 @@
 """The recording verbs, and the blocks that write what was recorded: `begin` and `join`."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
@@ -115,6 +116,7 @@ class Transaction:
             raise InvalidInput(f"on_conflict must be 'error' or 'keep', got {on_conflict!r}.", field="on_conflict")
         destination = text(to, "to", bytes_max=2048, empty=to == "")
         dispatch_id = self._context.entropy.token()
+        when = _when(at, after)
         sending = Sending(
             id=dispatch_id,
             key=self._default_key("") if key is None else text(key, "key"),
@@ -129,7 +131,8 @@ class Transaction:
             origin=encode(dict(origin), "origin", bytes_max=4096),
             keep=on_conflict == "keep",
             accepted=Accepted(),
-            **_when(at, after),
+            at=when.at,
+            after=when.after,
         )
         self._records.sends.append(sending)
         return sending.accepted
@@ -157,7 +160,7 @@ class Transaction:
         Raises:
             TimerConflict: On leaving the block, if the key is armed with other content, fired or cancelled.
         """
-        self._arm("set", key, at, after, data, stream)
+        self._arm("set", key, _when(at, after), data=data, stream=stream)
 
     def rearm_timer(
         self,
@@ -169,7 +172,7 @@ class Transaction:
         stream: str | None = None,
     ) -> None:
         """Arm a timer again, whatever became of it: a new generation, whose firing is an event of its own."""
-        self._arm("rearm", key, at, after, data, stream)
+        self._arm("rearm", key, _when(at, after), data=data, stream=stream)
 
     def cancel_timer(self, key: str, *, stream: str | None = None) -> None:
         """Disarm a timer. It may still fire if that is under way, so a handler must know a late one."""
@@ -185,16 +188,8 @@ class Transaction:
         """Acknowledge a dispatch by its token."""
         raise Refused("Acknowledgements are not available in this release.")
 
-    def _arm(
-        self,
-        verb: Literal["set", "rearm"],
-        key: str,
-        at: datetime | None,
-        after: Span | None,
-        data: Any,
-        stream: str | None,
-    ) -> None:  # fmt: skip
-        if at is None and after is None:
+    def _arm(self, verb: Literal["set", "rearm"], key: str, when: "When", *, data: Any, stream: str | None) -> None:
+        if not when.given:
             raise InvalidInput("A timer needs `at` or `after`.", field="at")
         self._records.timers.append(
             TimerRecord(
@@ -202,7 +197,8 @@ class Transaction:
                 stream=self._timer_stream(stream),
                 key=check_timer_key(key),
                 data=encode({} if data is None else data),
-                **_when(at, after),
+                at=when.at,
+                after=when.after,
             )
         )
 
@@ -216,14 +212,23 @@ class Transaction:
         return self._context.entropy.token() if otherwise is None else otherwise
 
 
-class When(dict[str, Any]):
-    """The keyword arguments `at` and `after`, in microseconds."""
+@dataclass(frozen=True, slots=True)
+class When:
+    """A time in microseconds, or a length of time after the decision; `given` is False if it was left out."""
+
+    at: int | None
+    after: int
+    given: bool
 
 
 def _when(at: datetime | None, after: Span | None) -> When:
     if at is not None and after is not None:
         raise InvalidInput("Give `at` or `after`, not both.", field="at")
-    return When(at=None if at is None else micros(at, "at"), after=0 if after is None else span(after, "after"))
+    return When(
+        at=None if at is None else micros(at, "at"),
+        after=0 if after is None else span(after, "after"),
+        given=at is not None or after is not None,
+    )
 
 
 def payload(kind: Kind[T] | str, data: object, field: str = "data") -> tuple[str, int, str]:

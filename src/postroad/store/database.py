@@ -196,7 +196,8 @@ class Database:
         with self.engine.connect() as conn:
             dialects.prepare(self.bind(conn), read=True)
             with conn.begin() as transaction, _Inside():
-                result = fn(conn, *args, **kwargs)
+                with dialects.refusing_writes(conn):
+                    result = fn(conn, *args, **kwargs)
                 transaction.rollback()
             return result
 

@@ -5,7 +5,8 @@ import json
 import os
 import sqlite3
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
@@ -167,9 +168,23 @@ def same_file(conn: Connection, engine: Engine) -> bool | None:
 def prepare(conn: Connection, *, read: bool = False) -> None:
     """Options that our own transaction needs before it begins."""
     if conn.dialect.name == "postgresql":
-        conn.execution_options(isolation_level="REPEATABLE READ" if read else "READ COMMITTED")
+        level = "REPEATABLE READ" if read else "READ COMMITTED"
+        conn.execution_options(isolation_level=level, postgresql_readonly=read)
     elif read:
         conn.execution_options(**{READ_OPTION: True})
+
+
+@contextmanager
+def refusing_writes(conn: Connection) -> Iterator[None]:
+    """For a transaction that only reads: SQLite is told in it, Postgres when it begins."""
+    if conn.dialect.name != "sqlite":
+        yield
+        return
+    conn.exec_driver_sql("PRAGMA query_only = ON")
+    try:
+        yield
+    finally:
+        conn.exec_driver_sql("PRAGMA query_only = OFF")
 
 
 def aborted(conn: Connection) -> bool:

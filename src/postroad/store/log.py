@@ -34,7 +34,7 @@ _BEGIN = Statement(
 )
 _ADVANCE = Statement(
     "UPDATE {p}streams SET version = version + added FROM {rows:heads(name text, expected int, added int)} "
-    "WHERE id = name AND version = expected AND deleted_at IS NULL"
+    "WHERE id {in_list:streams} AND id = name AND version = expected AND deleted_at IS NULL"
 )
 _INSERT = Statement(
     "INSERT INTO {p}log "
@@ -131,7 +131,7 @@ def _move_heads(conn: Connection, growing: Sequence[Append], begun: dict[str, in
         if one.stream in begun
     ]
     moved = _BEGIN(conn, heads=as_json(new)).rowcount if new else 0
-    moved += _ADVANCE(conn, heads=as_json(old)).rowcount if old else 0
+    moved += _ADVANCE(conn, heads=as_json(old), streams=as_json([one["name"] for one in old])).rowcount if old else 0
     if moved != len(growing):
         raise ConcurrencyConflict(stream=growing[0].stream if len(growing) == 1 else "")
 

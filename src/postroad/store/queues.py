@@ -74,7 +74,7 @@ _SPLIT = Statement(
 _READY = Statement(
     "UPDATE {p}queues AS q SET claim_token = NULL, state = 'ready', until = :now, attempts = 0, "
     "picked = next, alone = rest FROM {rows:freed(name text, next text, rest text)} "
-    "WHERE q.stream = name AND (next IS NOT NULL OR (SELECT 1 FROM {p}inbox i "
+    "WHERE q.stream {in_list:streams} AND q.stream = name AND (next IS NOT NULL OR (SELECT 1 FROM {p}inbox i "
     "WHERE i.type = q.type AND i.stream = q.stream AND i.reason IS NULL LIMIT 1) IS NOT NULL) "
     "RETURNING stream"
 )
@@ -331,7 +331,7 @@ def free(conn: Connection, freed: Mapping[str, str | None], *, now: int) -> set[
         left = _positions(alone)
         following, rest = (as_json(left[:1]), as_json(left[1:])) if left else (None, None)
         rows.append({"name": stream, "next": following, "rest": rest})
-    ready = set(_READY(conn, freed=as_json(rows), now=now).scalars())
+    ready = set(_READY(conn, freed=as_json(rows), streams=as_json(sorted(freed)), now=now).scalars())
     empty = sorted(freed.keys() - ready)
     if empty:
         _EMPTY(conn, streams=as_json(empty))
