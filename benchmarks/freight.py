@@ -52,9 +52,7 @@ class Weeks(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def run(
-    loads: int = LOADS, *, days: int = DAYS, progress: Callable[[str], None] = lambda _: None
-) -> Weeks:
+def run(loads: int = LOADS, *, days: int = DAYS, progress: Callable[[str], None] = lambda _: None) -> Weeks:
     """Run that many loads for that many virtual days, `PINGS` pings each."""
     post = release_1()
     post.alert_sink(lambda _: None)

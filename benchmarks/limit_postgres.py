@@ -230,9 +230,7 @@ def _publish(cursor: Cursor, what: Work, numbers: range) -> None:
         {"stream": work.stream(n % what.streams), "event_id": f"e{n}", "data": work.text(work.event(n))}
         for n in numbers
     ]
-    cursor.execute(
-        PUBLISH, {"events": work.text(events), "type": work.TYPE, "kind": work.EVENT, "now": work.now()}
-    )
+    cursor.execute(PUBLISH, {"events": work.text(events), "type": work.TYPE, "kind": work.EVENT, "now": work.now()})
 
 
 def _decide(cursor: Cursor, batch: int) -> int:

@@ -127,9 +127,7 @@ class SQLiteLimit:
         events = [(n, work.text(work.event(n))) for n in range(first, first + what.batch)]
         self._begin()
         now = work.now()
-        rows = [
-            (work.stream(n % what.streams), work.TYPE, f"e{n}", work.EVENT, data, now, now) for n, data in events
-        ]
+        rows = [(work.stream(n % what.streams), work.TYPE, f"e{n}", work.EVENT, data, now, now) for n, data in events]
         self._many(PUBLISH, rows)
         self._commit()
 
@@ -154,9 +152,7 @@ class SQLiteLimit:
 
     def _write(self, decided: Sequence[tuple[Row, "_Decision"]], token: str, now: int) -> None:
         freed = self._many(FREE, ((row[1], token) for row, _ in decided))
-        moved = self._many(
-            ADVANCE, ((row[1], work.TYPE, row[6] + work.ENTRIES_PER_TURN, row[6]) for row, _ in decided)
-        )
+        moved = self._many(ADVANCE, ((row[1], work.TYPE, row[6] + work.ENTRIES_PER_TURN, row[6]) for row, _ in decided))
         if (freed, moved) != (len(decided), len(decided)):
             raise RuntimeError("a claim was lost")
         self._many(APPEND, (entry for row, made in decided for entry in _entries(row, made, now)))
@@ -173,9 +169,7 @@ class SQLiteLimit:
               "{}", now) for _, send in sends),
         )  # fmt: skip
         fire_at, spec = now + work.TIMER_SECONDS * 1_000_000, f"after {work.TIMER_SECONDS * 1_000_000}"
-        self._many(
-            SET_TIMER, ((row[1], made.number, fire_at, made.timer, spec, now) for row, made in decided)
-        )
+        self._many(SET_TIMER, ((row[1], made.number, fire_at, made.timer, spec, now) for row, made in decided))
         self._many(END_RUN, ((now, row[7]) for row, _ in decided))
 
     def _drain(self, what: Work, first: int) -> None:

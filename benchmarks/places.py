@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from sqlalchemy import Connection
 
 from benchmarks import work
@@ -111,7 +110,9 @@ def sqlite_places() -> Iterator[tuple[Place, Place]]:
     """Two files in a temporary directory."""
     folder = Path(tempfile.mkdtemp(prefix="postroad-bench-"))
     try:
-        with _both(Place(f"sqlite:///{folder / 'ours.db'}", None), Place(f"sqlite:///{folder / 'limit.db'}", None)) as both:
+        with _both(
+            Place(f"sqlite:///{folder / 'ours.db'}", None), Place(f"sqlite:///{folder / 'limit.db'}", None)
+        ) as both:
             yield both
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -34,6 +34,8 @@ from postroad import (
 )
 from postroad.store import moments
 
+pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning")
+
 EMOJI = "🎉"  # four bytes
 SURROGATE = "\ud83d"
 DEEP: Any = None

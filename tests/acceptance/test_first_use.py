@@ -10,6 +10,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from postroad import Kind, Postroad, SchemaMismatch, sqlite
 
+pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning")
+
 ANY = Kind("any", dict[str, str])
 
 

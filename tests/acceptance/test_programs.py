@@ -72,7 +72,7 @@ def test_the_shop_moves_to_postgres_by_its_engine(tmp_path: Path, postgres_url: 
 def test_the_readme_shows_the_shop() -> None:
     """The README's first program is the shop, line by line, and it fits into thirty lines."""
     readme = (EXAMPLES.parent / "README.md").read_text("utf-8")
-    block = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    block = re.search(r"```python shop.py\n(.*?)```", readme, re.DOTALL)
     assert block is not None
     assert block[1].strip() == SHOP.read_text().partition('"""\n')[2].strip()
     assert len(block[1].splitlines()) <= 30

@@ -1,12 +1,7 @@
 """The queue's contract over both databases, and every way to run a transaction."""
 
-from postroad.testing.contracts.queue import (
-    ClaimContract,
-    DebounceContract,
-    FrontContract,
-    LifeContract,
-    QueueRaces,
-)
+from postroad.testing.contracts.queue import ClaimContract, FrontContract, QueueRaces
+from postroad.testing.contracts.queue_life import DebounceContract, LifeContract
 
 
 class TestClaim(ClaimContract):

@@ -21,7 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # The wheel's SQLite, so that no page's output depends on the one that Python came with.
-_RUN = "import sys, runpy, postroad.bundled_sqlite; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+_RUN = (
+    "import sys, runpy, postroad.bundled_sqlite; sys.argv = sys.argv[1:]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ def test_a_broken_page_is_found(tmp_path: Path) -> None:
 
 def diagram() -> str:
     """The life of a dispatch as a mermaid diagram, drawn from the table of edges."""
-    arrows = sorted(EDGES, key=lambda edge: (list(Status).index(edge[0]) if edge[0] else -1, list(Status).index(edge[1])))
+    order = [None, *Status]
+    arrows = sorted(EDGES, key=lambda edge: (order.index(edge[0]), order.index(edge[1])))
     drawn = [
         f"    {before or '[*]'} --> {after}" + (": operator" if before in TERMINAL else "") for before, after in arrows
     ]

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut
 from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
-from postroad.engine.loop import Loop, Parts
+from postroad.engine.loop import Loop, Parts, waited_little
 from postroad.engine.telemetry import logger
 from postroad.model.clock import SECOND, moment, span
 from postroad.model.dispatches import Dispatch, Receipt
@@ -26,12 +26,14 @@ SETTLE_MAX = 200
 
 
 def claim_due(
-    conn: Connection, wants: Sequence[tuple[Sender, int, bool]], *, token: str, now: int
+    conn: Connection, wants: Sequence[tuple[Sender, int, bool]], *, token: str, asked: int, now: int
 ) -> list[ClaimedDispatches]:
     """Claim of each kind that has due rows at most as many as can start at once, in one transaction.
 
-    `wants`: per kind its sender, the free capacity, and whether expired claims may be taken over.
+    `wants`: per kind its sender, the free capacity, and whether expired claims may be taken over. That was
+    decided at `asked`: if this transaction had to wait since, others have waited too, and nothing is taken over.
     """
+    wants = [(s, free, takeover and waited_little(asked, now, s.policy.lease)) for s, free, takeover in wants]
     names = [name for sender, _, _ in wants for name in sender.kind.names]
     due = set(dispatch_claims.due_kinds(conn, names, takeover=any(t for _, _, t in wants), now=now))
     return [
@@ -56,15 +58,15 @@ class Dispatcher(Loop):
         self._settling: asyncio.Task[None] | None = None
 
     async def step(self) -> bool:
-        self.stalls.look()
         # What was sent comes first: while settling is impossible nothing new is sent.
         await self._settle_waiting()
+        self.stalls.look()
         wants = self._wants()
         if not wants:
             return False
         token = self.parts.entropy.token()
         claimed = await self._claim(wants, token)
-        self.stalls.look()
+        self.stalls.answered()
         failpoint("dispatch.after_claim_commit")
         asked = self.parts.database.clock.monotonic()
         for claim in claimed:
@@ -90,7 +92,9 @@ class Dispatcher(Loop):
 
     async def _claim(self, wants: list[tuple[Sender, int, bool]], token: str) -> list[DispatchClaim]:
         try:
-            found = await self.parts.database.atransact(claim_due, wants, token=token)
+            found = await self.parts.database.atransact(
+                claim_due, wants, token=token, asked=self.parts.database.clock.wall()
+            )
         except CommitUnknown:
             return await self.parts.database.aread(dispatch_claims.lookup, token)
         for ended in (row for one in found for row in one.ended):

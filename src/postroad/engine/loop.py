@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 POLL = SECOND // 4
 INTERVAL_MAX = 30 * SECOND
+STALLS_MAX = 64
 TROUBLE = Retry(attempts=1, first=0.1, cap=5, jitter=True)
 
 
@@ -47,7 +48,7 @@ class Parts:
 
 
 class Stalls:
-    """Notices that time passed without us: the database was away, we were paused, or the clock jumped.
+    """Notices that the database has not answered us for a while: it was away, we were paused, or the clock jumped.
 
     After such a stall live workers are about to renew and settle; whoever took over their expired claims at
     once would do their work twice.
@@ -55,24 +56,33 @@ class Stalls:
 
     def __init__(self, database: Database) -> None:
         self._clock = database.clock
-        self._seen = self._clock.monotonic()
-        self._wall = self._clock.wall()
-        self._stalled_at: int | None = None
-        self._length = 0
+        # When and for how long; a longer one makes the shorter ones before it irrelevant.
+        self._stalls: list[tuple[int, int]] = []
+        self.answered()
 
     def look(self) -> None:
-        """Say that the loop is alive and the database answered."""
+        """Before a claim: see how long ago the database answered last."""
         steady, wall = self._clock.monotonic(), self._clock.wall()
-        gap = max(steady - self._seen, abs((wall - self._wall) - (steady - self._seen)))
-        if gap > self._length or self._stalled_at is None or steady - self._stalled_at > INTERVAL_MAX:
-            self._stalled_at, self._length = steady, gap
-        self._seen, self._wall = steady, wall
+        silent = steady - self._answered
+        length = max(silent, abs((wall - self._wall) - silent))
+        while self._stalls and self._stalls[-1][1] <= length:
+            self._stalls.pop()
+        self._stalls.append((steady, length))
+        del self._stalls[:-STALLS_MAX]
+
+    def answered(self) -> None:
+        """After a transaction: the database is there."""
+        self._answered, self._wall = self._clock.monotonic(), self._clock.wall()
 
     def may_take_over(self, lease: int) -> bool:
         """Whether expired claims with this lease may be taken from their claimants by now."""
-        if self._stalled_at is None or self._length <= lease // 6:
-            return True
-        return self._clock.monotonic() - self._stalled_at >= lease // 3
+        now = self._clock.monotonic()
+        return not any(length > lease // 6 and now - at < lease // 3 for at, length in self._stalls)
+
+
+def waited_little(asked: int, now: int, lease: int) -> bool:
+    """Whether a transaction got its lock soon after it was asked for, measured by the lease it is about."""
+    return abs(now - asked) <= lease // 6
 
 
 class Loop:

@@ -41,6 +41,12 @@ class Wakeups:
 
         return end
 
+    @property
+    def relayed(self) -> bool:
+        """Whether anything carries announcements to other processes."""
+        with self._lock:
+            return bool(self._relays)
+
     def ping(self, topics: Iterable[Topic] = TOPICS) -> None:
         """Wake the loops of this process that care."""
         with self._lock:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from postroad.engine.calls import Abort
 from postroad.engine.declarations import Decider
-from postroad.engine.loop import Loop, Parts
+from postroad.engine.loop import Loop, Parts, waited_little
 from postroad.engine.run import Run, ended, noops, stale
 from postroad.engine.turn import answer
 from postroad.model.errors import (
@@ -34,11 +34,14 @@ def claim_all(
     wants: Sequence[tuple[Decider, int, str, bool]],
     *,
     token: str,
+    asked: int,
     now: int,
 ) -> dict[str, ClaimedTurns]:
     """Claim for each stream type at most as many streams as can start at once, in one transaction.
 
-    `wants`: per type the decider, the free capacity, the walk's cursor, and whether expired claims may be taken.
+    `wants`: per type the decider, the free capacity, the walk's cursor, and whether expired claims may be taken
+    over. That was decided at `asked`: if this transaction had to wait since, others have waited too, and nothing
+    is taken over.
     """
     return {
         decider.stream_type: queues.claim(
@@ -51,7 +54,7 @@ def claim_all(
             cursor=cursor,
             debounce=decider.debounce,
             debounce_max=decider.debounce_max,
-            takeover=takeover,
+            takeover=takeover and waited_little(asked, now, decider.lease),
             now=now,
         )
         for decider, free, cursor, takeover in wants
@@ -81,10 +84,10 @@ class Worker(Loop):
         if not wants:
             return False
         token = self.parts.entropy.token()
-        try:
-            claimed = await self.parts.database.atransact(claim_all, wants, token=token)
-        finally:
-            self.stalls.look()
+        claimed = await self.parts.database.atransact(
+            claim_all, wants, token=token, asked=self.parts.database.clock.wall()
+        )
+        self.stalls.answered()
         failpoint("turn.after_claim_commit")
         claims = [claim for found in claimed.values() for claim in found.claims]
         for name, found in claimed.items():
