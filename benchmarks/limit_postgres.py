@@ -2,8 +2,8 @@
 
 The fastest form that was found: each step is one statement, which is then a transaction by itself (autocommit)
 and one round trip: data-modifying CTEs over one JSON parameter, the fence inside (a claim that was lost divides
-by zero). Where several streams are busy, two connections in two threads share each batch, since one would leave
-the server idle while the client prepares.
+by zero). Publishing and draining share each batch between two connections, since one would leave the server idle
+while the client prepares; deciding uses one, because two would need locks on names against claiming twice.
 """
 
 import threading
@@ -35,8 +35,7 @@ INSERT INTO postroad_inbox (stream, type, event_id, kind, version, data, receive
 VALUES (%s, %s, %s, %s, 1, %s, %s, %s) ON CONFLICT (stream, event_id) DO NOTHING
 """
 
-# The ids of run and turn are made here, so that one statement claims. Of two connections that found the same
-# stream the one that could insert its queues row has it.
+# The ids of run and turn are made here, so that one statement claims.
 CLAIM = """
 WITH found AS MATERIALIZED (
     SELECT i.position, i.stream, i.event_id, i.kind, i.data, i.received_at,
@@ -150,7 +149,7 @@ class PostgresLimit:
 
     def __init__(self, place: Place, what: Work) -> None:
         self._place = place
-        lanes = LANES if what.streams > 1 and what.name != "publish bulk" else 1
+        lanes = LANES if what.streams > 1 and what.name in ("publish", "drain") else 1
         self._conns = [_connect(place) for _ in range(lanes)]
 
     def run(self, what: Work) -> float:

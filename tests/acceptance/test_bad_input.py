@@ -395,8 +395,10 @@ def test_any_error_text_of_a_sender_is_stored_safely(url: tuple[str, str | None]
     found.last_error.encode()
 
 
-def test_any_error_text_of_a_turn_is_stored_safely(url: tuple[str, str | None]) -> None:
-    """A handler's error text of 5 MB with NUL in it buries the event, visibly, and the stream moves on."""
+def test_any_error_text_of_a_turn_is_stored_safely(
+    url: tuple[str, str | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler's error text of 5 MB with NUL in it is bounded in entry and log; the event is buried, visibly."""
     stream_type = f"failing_{secrets.token_hex(4)}"
     with contextlib.closing(Postroad(url[0], schema=url[1], migrate=True)) as post:
 
@@ -411,3 +413,6 @@ def test_any_error_text_of_a_turn_is_stored_safely(url: tuple[str, str | None]) 
     assert entry.kind == "postroad.failed"
     assert len(entry.data["error"]) <= 2_000
     assert "\0" not in entry.data["error"]
+    assert "in fail\n" in caplog.text  # where it came from
+    assert len(caplog.text) < 10_000
+    caplog.text.encode()

@@ -23,7 +23,7 @@ from rich.console import Console
 from postroad.demo import cast, ledger, story
 from postroad.demo.journal import Follower, Journal
 from postroad.demo.ledger import Facts
-from postroad.demo.processes import Processes
+from postroad.demo.processes import Processes, uninterrupted
 from postroad.demo.services import Script
 
 SECOND = 1_000_000
@@ -128,6 +128,15 @@ class TestProcesses:
             assert "short ended with 1" in said
             assert "over" in said
         assert not any(psutil.pid_exists(pid) for pid in pids)
+
+    def test_an_interrupt_at_the_start_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        """An interrupt while a process is being started waits until it is known, and then ends it."""
+        before = {child.pid for child in psutil.Process().children()}
+        with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as processes:
+            with uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+                processes.start("one", "-c", "import time; time.sleep(60)")
+        assert {child.pid for child in psutil.Process().children()} == before
 
     def test_a_kill_is_a_kill(self, tmp_path: Path) -> None:
         """A killed process is gone at once and is not reported as one that ended by itself."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,15 +31,17 @@ class TooLong(Exception):
 
 
 class Director:
-    """One run of the demo, on the database at `url`; everything else lies in `folder`."""
+    """One run of the demo, on the database at `url`; everything else lies in `folder`.
 
-    def __init__(self, folder: Path, url: str, *, bundled: bool) -> None:
+    Whatever it starts it starts as one of `processes`, which outlive it and are ended by whoever made them.
+    """
+
+    def __init__(self, folder: Path, url: str, processes: Processes, *, bundled: bool) -> None:
         self._folder = folder
         self._url = url
         self._bundled = bundled
-        self._stack = ExitStack()
         self._services = ""
-        self._processes = Processes(folder)
+        self._processes = processes
         self._began = time.monotonic()
         start = time.time_ns() // 1000
         self._narrator = story.Narrator(Console(), start)
@@ -53,19 +54,15 @@ class Director:
         self._broken: list[str] = []
 
     def __enter__(self) -> "Director":
-        with ExitStack() as stack:
-            stack.enter_context(self._processes)
-            self._services = self._start_services()
-            self._post = freight(self._services, 1, database=self._url, migrate=True)
-            stack.callback(self._post.close)
-            self._database = self._post.database
-            self._stack = stack.pop_all()
+        self._services = self._start_services()
+        self._post = freight(self._services, 1, database=self._url, migrate=True)
+        self._database = self._post.database
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._post.close()
 
     def run(self) -> int:
         """The whole demo; its exit code."""

@@ -23,6 +23,7 @@ def main(*, postgres: bool = False) -> int:
     has_wheel = not postgres and use_bundled_sqlite()
     from postroad.demo import embedded
     from postroad.demo.director import Director
+    from postroad.demo.processes import Processes
 
     prefix = "postroad-demo-"
     folder = embedded.make_folder(prefix) if postgres else Path(tempfile.mkdtemp(prefix=prefix))
@@ -32,7 +33,8 @@ def main(*, postgres: bool = False) -> int:
             url = f"sqlite:///{folder}/freight.db"
             if postgres:
                 url = stack.enter_context(embedded.postgres(folder / "postgres"))
-            with Director(folder, url, bundled=has_wheel) as director:
+            processes = stack.enter_context(Processes(folder))
+            with Director(folder, url, processes, bundled=has_wheel) as director:
                 return director.run()
     except KeyboardInterrupt:
         print(

@@ -4,11 +4,28 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 STOP_SECONDS = 8
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have SIGINT and SIGTERM wait until the block is left. Only in the main thread."""
+    waiting: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        signal.signal(number, lambda number, _frame: waiting.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in waiting[:1]:
+            signal.raise_signal(number)
 
 
 class Processes:
@@ -27,15 +44,17 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._running.values():
-            if process.poll() is None:
-                process.terminate()
-        for name in list(self._running):
-            self.stop(name)
+        with uninterrupted():
+            for process in self._running.values():
+                if process.poll() is None:
+                    process.terminate()
+            for name in list(self._running):
+                self.stop(name)
 
     def start(self, name: str, *command: str, environment: Mapping[str, str] | None = None) -> int:
         """Start `python COMMAND…` under a name; its process id."""
-        with (self._folder / f"{name}.log").open("ab") as log:
+        # An interrupt between a process's start and our note of it would leave it behind.
+        with (self._folder / f"{name}.log").open("ab") as log, uninterrupted():
             # A session of its own: an interrupt typed at the demo reaches the demo alone, which ends these.
             self._running[name] = subprocess.Popen(
                 [sys.executable, *command],

@@ -98,6 +98,11 @@ class Postroad(Handlers):
                 self._connected = None
             return self._opened
 
+    @property
+    def relayed(self) -> bool:
+        """Whether this process's loops tell other processes what was committed here."""
+        return self._wakeups.relayed
+
     def declared(self, kind: str) -> Sender | Elsewhere:
         """How this app carries out a kind; UnknownKind if nobody declared it."""
         return self._registry.declared(kind)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut
 from postroad.engine.declarations import Decider
 from postroad.engine.loop import Parts
-from postroad.engine.telemetry import logger
+from postroad.engine.telemetry import logger, traced
 from postroad.engine.turn import Turn, bury, duplicate_key, event_of
 from postroad.model.clock import SECOND, span
 from postroad.model.errors import (
@@ -178,7 +178,7 @@ class Run:
     ) -> None:
         claim = self.claim
         if error is not None:
-            logger.error("turn of %s failed (attempt %d): %s", claim.stream, claim.attempt, said, exc_info=error)
+            logger.error("turn of %s failed (attempt %d): %s", claim.stream, claim.attempt, traced(error))
         if claim.attempt < self.decider.attempts and not permanent:
             delay = BACKOFF.delay(claim.attempt, self.parts.entropy.fraction(), floor)
             await self._back_off(delay, said, RunEnd.FAILED)

@@ -39,6 +39,10 @@ class Context(Protocol):
 
     entropy: Entropy
 
+    @property
+    def relayed(self) -> bool:
+        """Whether this process tells others what it has committed, so that the transaction need not."""
+
     def declared(self, kind: str) -> Declared:
         """How this app carries out a kind; UnknownKind if nobody declared it."""
 
@@ -251,6 +255,7 @@ class Opening:
         announce: Callable[[Records], None],
         connection: object = None,
     ) -> None:
+        self._context = context
         self._open = database
         self._announce = announce
         self._connection = connection
@@ -270,7 +275,7 @@ class Opening:
             return
         records = self._transaction._records
         if self._connection is None:
-            written = self._open(None).transact(write, records, source="app", actor="begin")
+            written = self._open(None).transact(self._write)
         else:
             written = self._join(self._sync_connection())
         self._answer(records, written)
@@ -288,7 +293,7 @@ class Opening:
             return
         records = self._transaction._records
         if self._connection is None:
-            written = await self._open(None).atransact(write, records, source="app", actor="begin")
+            written = await self._open(None).atransact(self._write)
         else:
             connection = await self._async_connection()
             written = await connection.run_sync(self._join)
@@ -322,6 +327,13 @@ class Opening:
         database = self._open(connection)
         dialects.check_same_database(connection, database.engine)
         return database
+
+    def _write(self, connection: Connection, *, now: int) -> Written:
+        records = self._transaction._records
+        written = write(connection, records, source="app", actor="begin", now=now)
+        if not self._context.relayed:  # a process without loops
+            dialects.notify_at_commit(connection, records.topics)
+        return written
 
     def _join(self, connection: Connection) -> Any:
         database = self._check(connection)

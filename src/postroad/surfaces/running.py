@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from postroad.engine.config import masked, settings
-from postroad.engine.running import PARTS, Part
+from postroad.engine.running import PARTS, Part, run_bounded
 from postroad.engine.telemetry import logger
 from postroad.model.clock import span
 from postroad.model.errors import InvalidInput, PostroadError
@@ -94,7 +94,7 @@ def run(
     post.observe(tell)
     logger.info("%s runs %s on %s", reference, ", ".join(parts), place(post))
     lengths = {name: span(chosen[name].value, name) for name in ("grace", "poll")}
-    asyncio.run(_run(post, stopping, parts, lengths))
+    run_bounded(_run(post, stopping, parts, lengths))
     logger.info("%s has ended", reference)
 
 
