@@ -131,11 +131,15 @@ class TestProcesses:
 
     def test_an_interrupt_at_the_start_leaves_nothing_behind(self, tmp_path: Path) -> None:
         """An interrupt while a process is being started waits until it is known, and then ends it."""
-        before = {child.pid for child in psutil.Process().children()}
-        with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as processes:
+
+        def start(processes: Processes) -> None:
             with uninterrupted():
                 signal.raise_signal(signal.SIGINT)
                 processes.start("one", "-c", "import time; time.sleep(60)")
+
+        before = {child.pid for child in psutil.Process().children()}
+        with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as processes:
+            start(processes)
         assert {child.pid for child in psutil.Process().children()} == before
 
     def test_a_kill_is_a_kill(self, tmp_path: Path) -> None:

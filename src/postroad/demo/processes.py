@@ -17,15 +17,15 @@ def uninterrupted() -> Iterator[None]:
     """Have SIGINT and SIGTERM wait until the block is left. Only in the main thread."""
     waiting: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in handlers:
-        signal.signal(number, lambda number, _frame: waiting.append(number))
+    for each in handlers:
+        signal.signal(each, lambda number, _frame: waiting.append(number))
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in waiting[:1]:
-            signal.raise_signal(number)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        if waiting:
+            signal.raise_signal(waiting[0])
 
 
 class Processes:
