@@ -8,11 +8,12 @@ from rich.table import Table
 
 from benchmarks.rounds import Result
 
-NOTES = """\
-streams: how many are busy at once, each with one thing in flight (bulk: over how many the rows are spread).
-limit: hand-written SQL over the raw driver that writes the same rows as durably, that many in a transaction
-(bulk: 500). SQLite: WAL, synchronous=FULL; Postgres: embedded, default durability. Medians of interleaved
-rounds; compare only within one run."""
+NOTES = (
+    "streams: how many are busy at once, each with one thing in flight (bulk: over how many the rows are spread). "
+    "limit: hand-written SQL over the raw driver that writes the same rows as durably, as many in a transaction as "
+    "there are streams (bulk: 500). SQLite: WAL, synchronous=FULL; Postgres: embedded, default durability. "
+    "Medians of interleaved rounds; compare only within one run."
+)
 
 
 def as_json(results: Sequence[Result]) -> str:

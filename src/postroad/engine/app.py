@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from postroad.engine.calls import Calls, RealCalls
-from postroad.engine.config import database_url
+from postroad.engine.config import database_url, settings
 from postroad.engine.declarations import Elsewhere, Sender
 from postroad.engine.folding import Folding
 from postroad.engine.handlers import Handlers
@@ -18,7 +18,7 @@ from postroad.engine.leases import Keeper
 from postroad.engine.loop import POLL, Parts
 from postroad.engine.records import Records
 from postroad.engine.running import GRACE, PARTS, Drained, Loops, Part, Runtime, build, drain
-from postroad.engine.telemetry import Telemetry
+from postroad.engine.telemetry import Telemetry, logger
 from postroad.engine.transaction import Opening
 from postroad.engine.wakeups import Wakeups
 from postroad.model.dispatches import Accepted, DispatchRow
@@ -237,6 +237,8 @@ class Postroad(Handlers):
                 migrations.migrate(database)
             else:
                 database.read(migrations.check)
+            for said in database.read(dialects.check_server):
+                logger.warning("%s", said)
         except BaseException:
             database.close()
             self._connected = None
@@ -246,9 +248,10 @@ class Postroad(Handlers):
     def _connect(self) -> Database:
         if self._connected is None:
             source = self._source if self._source is not None else database_url(None)[0]
-            database = Database(source, schema=self._schema)
+            schema = self._schema if self._schema is not None else settings()["schema"].value
+            database = Database(source, schema=schema)
             if database.is_sqlite:
-                if self._schema is not None:
+                if schema is not None:
                     raise Refused("SQLite has no schemas; leave `schema` out.", field="schema")
                 dialects.warn_of_sqlite_fault()
             self._connected = database

@@ -178,7 +178,9 @@ class Run:
     ) -> None:
         claim = self.claim
         if error is not None:
-            logger.error("turn of %s failed (attempt %d): %s", claim.stream, claim.attempt, traced(error))
+            # The trace once, not per attempt.
+            told = traced(error) if claim.attempt == 1 else said
+            logger.error("turn of %s failed (attempt %d): %s", claim.stream, claim.attempt, told)
         if claim.attempt < self.decider.attempts and not permanent:
             delay = BACKOFF.delay(claim.attempt, self.parts.entropy.fraction(), floor)
             await self._back_off(delay, said, RunEnd.FAILED)

@@ -225,6 +225,28 @@ def _no_connection(error: OperationalError) -> bool:
     return state is None or state[:2] in ("57", "53", "08")
 
 
+def check_server(conn: Connection) -> list[str]:
+    """What of this server's settings makes committed work less than durable, as sentences for an operator.
+
+    Raises:
+        Refused: It is a standby, which takes no writes.
+    """
+    if conn.dialect.name != "postgresql":
+        return []
+    row = conn.exec_driver_sql(
+        "SELECT pg_is_in_recovery(), current_setting('fsync'), current_setting('full_page_writes'), "
+        "current_setting('synchronous_commit')"
+    ).one()
+    if row[0]:
+        raise Refused("This Postgres is a standby; point Postroad at the primary.")
+    told = zip(("fsync", "full_page_writes", "synchronous_commit"), row[1:], strict=True)
+    return [
+        f"Postgres runs with {name}=off: what was committed can be lost in a crash."
+        for name, is_ in told
+        if is_ == "off"
+    ]
+
+
 def database_micros(conn: Connection) -> int | None:
     """The database server's clock in microseconds, where there is a server."""
     if conn.dialect.name != "postgresql":

@@ -85,10 +85,10 @@ def run(
     stopping.install()
     log_to_stderr()
     parts = parts_of(only)
-    chosen = settings({"schema": schema, "grace": grace, "poll": poll})
+    chosen = settings({"grace": grace, "poll": poll})
     _arm()
     post = load(reference)
-    post.reconfigure(database=database, schema=chosen["schema"].value)
+    post.reconfigure(database=database, schema=schema)
     with once_readable():
         post.check_schema()
     post.observe(tell)

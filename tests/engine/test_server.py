@@ -1,0 +1,39 @@
+"""What the app sees of its Postgres before it relies on it."""
+
+import logging
+
+import pytest
+from sqlalchemy import Connection, create_engine
+
+from postroad import Postroad
+from postroad.store import dialects
+
+
+def test_settings_that_lose_commits_are_named(postgres_url: str) -> None:
+    """synchronous_commit=off is said to the operator in a sentence; the defaults are fine."""
+    engine = create_engine(postgres_url)
+    with engine.begin() as conn:
+        assert dialects.check_server(conn) == []
+        conn.exec_driver_sql("SET LOCAL synchronous_commit = off")
+        (said,) = dialects.check_server(conn)
+    engine.dispose()
+    assert "synchronous_commit=off" in said
+
+
+def test_the_app_warns_when_it_opens(
+    postgres_url: str, fresh_schema: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening the database logs what its settings put at risk."""
+    checked: list[Connection] = []
+
+    def risky(conn: Connection) -> list[str]:
+        checked.append(conn)
+        return ["Postgres runs with fsync=off: what was committed can be lost in a crash."]
+
+    monkeypatch.setattr(dialects, "check_server", risky)
+    post = Postroad(postgres_url, schema=fresh_schema, migrate=True)
+    with caplog.at_level(logging.WARNING, "postroad"):
+        post.check_schema()
+    post.close()
+    assert checked
+    assert "fsync=off" in caplog.text
