@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 import greenlet
-from sqlalchemy import Connection, text
+import pytest
+from sqlalchemy import Connection
 from sqlalchemy import event as hooks
 from sqlalchemy.exc import OperationalError
 
@@ -66,9 +67,19 @@ class Actor:
 
     def _once(self, fn: Work, args: Any, kwargs: Any) -> Any:
         with self._database.engine.connect() as conn, conn.begin():
-            if not self._database.is_sqlite:
-                conn.execute(text("SET LOCAL lock_timeout = 5"))
             return fn(self._database.bind(conn), *args, now=self._clock.wall(), **kwargs)
+
+
+@pytest.fixture
+def quick(database: Database) -> Iterator[Database]:
+    """The same tables by connections that wait no longer than 5 ms for a lock."""
+    if database.is_sqlite:
+        yield database
+        return
+    url = database.engine.url.update_query_dict({"options": "-c lock_timeout=5"})
+    made = Database(url, schema=database.schema, clock=database.clock)
+    yield made
+    made.close()
 
 
 @contextmanager
@@ -114,10 +125,11 @@ def ended(draw: random.Random, held: TurnClaim) -> Work:
     )
 
 
+@pytest.mark.timeout(400)
 class TestInterleavings(Uses):
     """No event is stranded, doubled or out of order, whoever came between whom."""
 
-    def test_an_event_published_while_a_turn_ends(self, database: Database, clock: FakeClock) -> None:
+    def test_an_event_published_while_a_turn_ends(self, database: Database, quick: Database, clock: FakeClock) -> None:
         """What is published while a turn ends, is adopted and is claimed, is decided once and in order."""
         draw = random.Random(0)
         run = partial(over, database, clock)
@@ -132,13 +144,14 @@ class TestInterleavings(Uses):
                 partial(call, partial(self.queue.adopt, stream_type="load")),
                 partial(self.work, f"look{number}"),
             ]
-            with giving_way(database):
-                traces.add(interleave(draw, [Actor(database, clock, program) for program in programs]))
+            actors = [Actor(quick, clock, program) for program in programs]
+            with giving_way(quick):
+                traces.add(interleave(draw, actors))
             self.drain(run, f"drain{number}.")
             assert run(left, stream) == (["e0", "e1", "e2"], [], []), f"round {number}"
         assert len(traces) > (20 if database.is_sqlite else ROUNDS * 0.9)
 
-    def test_a_new_stream_that_several_want(self, database: Database, clock: FakeClock) -> None:
+    def test_a_new_stream_that_several_want(self, database: Database, quick: Database, clock: FakeClock) -> None:
         """Of several workers that see a new stream one gets it; nobody's claim is taken from under them."""
         draw = random.Random(1)
         run = partial(over, database, clock)
@@ -150,8 +163,9 @@ class TestInterleavings(Uses):
                 partial(self.work, f"b{number}"),
                 partial(call, partial(self.inbox.publish, events=[event(1, stream)])),
             ]
-            with giving_way(database):
-                interleave(draw, [Actor(database, clock, program) for program in programs])
+            actors = [Actor(quick, clock, program) for program in programs]
+            with giving_way(quick):
+                interleave(draw, actors)
             self.drain(run, f"drain{number}.")
             assert run(left, stream) == (["e0", "e1"], [], []), f"round {number}"
 

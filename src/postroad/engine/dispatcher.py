@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, assert_never
 
@@ -56,6 +56,10 @@ class Dispatcher(Loop):
         self._aborts: dict[str, Abort] = {}
         self._results: list[Settlement] = []
         self._settling: asyncio.Task[None] | None = None
+        self._unanswered: tuple[str, int] | None = None
+
+    def leases(self) -> Iterable[int]:
+        return (sender.policy.lease for sender in self.parts.registry.senders.values())
 
     async def step(self) -> bool:
         # What was sent comes first: while settling is impossible nothing new is sent.
@@ -64,11 +68,12 @@ class Dispatcher(Loop):
         wants = self._wants()
         if not wants:
             return False
-        token = self.parts.entropy.token()
-        claimed = await self._claim(wants, token)
+        # The token and when it was used: a claim whose COMMIT was not answered is looked up, not made again.
+        token, asked = self._unanswered or (self.parts.entropy.token(), self.parts.database.clock.monotonic())
+        claimed = await (self._look_up(token) if self._unanswered else self._claim(wants, token, asked))
+        self._unanswered = None
         self.stalls.answered()
         failpoint("dispatch.after_claim_commit")
-        asked = self.parts.database.clock.monotonic()
         for claim in claimed:
             self._start(claim, asked)
         return bool(claimed)
@@ -90,17 +95,20 @@ class Dispatcher(Loop):
             if (free := sender.concurrency - len(self._sending[name])) > 0
         ]
 
-    async def _claim(self, wants: list[tuple[Sender, int, bool]], token: str) -> list[DispatchClaim]:
+    async def _claim(self, wants: list[tuple[Sender, int, bool]], token: str, asked: int) -> list[DispatchClaim]:
+        database = self.parts.database
         try:
-            found = await self.parts.database.atransact(
-                claim_due, wants, token=token, asked=self.parts.database.clock.wall()
-            )
+            found = await database.atransact(claim_due, wants, token=token, asked=database.clock.wall())
         except CommitUnknown:
-            return await self.parts.database.aread(dispatch_claims.lookup, token)
+            self._unanswered = (token, asked)
+            return await self._look_up(token)
         for ended in (row for one in found for row in one.ended):
             self._ended(ended)
             self.parts.wakeups.announce(("turns", "timers"))
         return [claim for one in found for claim in one.claims]
+
+    async def _look_up(self, token: str) -> list[DispatchClaim]:
+        return await self.parts.database.aread(dispatch_claims.lookup, token)
 
     def _start(self, claim: DispatchClaim, asked: int) -> None:
         sender = self.parts.registry.senders[claim.kind]

@@ -9,7 +9,7 @@ from typing import assert_never
 from sqlalchemy import Connection
 
 from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut
-from postroad.engine.declarations import Decider
+from postroad.engine.declarations import Decider, Filter
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger, traced
 from postroad.engine.turn import Turn, bury, duplicate_key, event_of
@@ -249,10 +249,19 @@ def noops(parts: Parts, decider: Decider, claim: TurnClaim) -> dict[str, str]:
     found: dict[str, str] = {}
     for waiting in claim.events:
         event = event_of(claim.stream, waiting)
-        reason = alerted(event) or next((r for f in filters if (r := f.reason(event))), None)
+        reason = alerted(event) or next((r for f in filters if (r := _reason(f, event))), None)
         if reason:
             found[waiting.event_id] = reason
     return found
+
+
+def _reason(filter_: Filter, event: Event) -> str | None:
+    """What a filter says; one that fails says that the event needs a decision."""
+    try:
+        return filter_.reason(event)
+    except Exception as error:
+        logger.error("a filter failed on %s of %s: %s", event.key, event.stream, traced(error))
+        return None
 
 
 def alerted(event: Event) -> str | None:

@@ -1,7 +1,7 @@
 """The worker: claims streams, lets handlers decide, commits each decision whole."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from sqlalchemy import Connection
@@ -12,6 +12,7 @@ from postroad.engine.loop import Loop, Parts, waited_little
 from postroad.engine.run import Run, ended, noops, stale
 from postroad.engine.turn import answer
 from postroad.model.errors import (
+    CommitUnknown,
     ConcurrencyConflict,
     DuplicateEntry,
     PostroadError,
@@ -75,6 +76,10 @@ class Worker(Loop):
         # A turn whose claimant died runs with no other beside it before it may reach its cap: a handler that
         # takes the whole process down must not take its neighbours' attempts along.
         self._solitary: list[TurnClaim] = []
+        self._unanswered: list[str] = []
+
+    def leases(self) -> Iterable[int]:
+        return (decider.lease for decider in self.parts.registry.deciders.values())
 
     async def step(self) -> bool:
         self.stalls.look()
@@ -84,9 +89,14 @@ class Worker(Loop):
         if not wants:
             return False
         token = self.parts.entropy.token()
-        claimed = await self.parts.database.atransact(
-            claim_all, wants, token=token, asked=self.parts.database.clock.wall()
-        )
+        await self._give_back()
+        try:
+            claimed = await self.parts.database.atransact(
+                claim_all, wants, token=token, asked=self.parts.database.clock.wall()
+            )
+        except CommitUnknown:
+            self._unanswered.append(token)
+            raise
         self.stalls.answered()
         failpoint("turn.after_claim_commit")
         claims = [claim for found in claimed.values() for claim in found.claims]
@@ -96,6 +106,12 @@ class Worker(Loop):
                 await self.parts.database.atransact(queues.adopt, stream_type=name)
         await self._begin(claims)
         return bool(claims)
+
+    async def _give_back(self) -> None:
+        """Claims whose COMMIT was not answered: whether they happened or not, nothing of them has begun."""
+        while self._unanswered:
+            await self.parts.database.atransact(queues.release_all, self._unanswered[0])
+            del self._unanswered[0]
 
     async def finish(self) -> None:
         while tasks := [task for table in self._running.values() for task in table.values()]:

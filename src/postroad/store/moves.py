@@ -30,7 +30,8 @@ _LOCK = Statement(
 _UPDATE = Statement("""
 UPDATE {p}outbox AS o
 SET status = moves.status, due_at = moves.due_at, attempt = moves.attempt,
-    first_attempt_at = moves.first_attempt_at, max_attempts = moves.max_attempts, last_error = moves.last_error, receipt = moves.receipt,
+    first_attempt_at = moves.first_attempt_at, max_attempts = moves.max_attempts,
+    last_error = moves.last_error, receipt = moves.receipt,
     claim_token = NULL, updated_at = :now
 FROM {rows:moves(id text, status text, due_at int, attempt int, first_attempt_at int,
                  max_attempts int, last_error text, receipt text, was text, token text)}

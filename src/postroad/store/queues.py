@@ -67,6 +67,10 @@ _LEAVE = Statement(
     "UPDATE {p}queues SET claim_token = NULL, state = :state, until = :until, "
     "attempts = attempts - :given_back WHERE stream = :stream AND claim_token = :token"
 )
+_RELEASE_ALL = Statement(
+    "UPDATE {p}queues SET claim_token = NULL, state = 'ready', until = :now, attempts = attempts - 1 "
+    "WHERE claim_token = :token RETURNING stream"
+)
 _SPLIT = Statement(
     "UPDATE {p}queues SET claim_token = NULL, state = 'ready', until = :now, attempts = 0, "
     "picked = :picked, alone = :alone WHERE stream = :stream"
@@ -282,6 +286,17 @@ def release(conn: Connection, hold: Hold, *, now: int) -> None:
     """Give back what never began: ready at once, the attempt not counted. Raises StaleClaim."""
     _leave(conn, hold, QueueState.READY, until=now, given_back=1)
     end_run(conn, hold, RunEnd.RELEASED, None, now=now)
+
+
+def release_all(conn: Connection, token: str, *, now: int) -> list[str]:
+    """Give back whatever a claim took whose answer of COMMIT was lost, so that nothing of it began; the streams.
+
+    Looks through all streams that have a queues row: for that rare case only.
+    """
+    streams = sorted(_RELEASE_ALL(conn, token=token, now=now).scalars())
+    ends = [EndedRun(run_id=ids.run_id(token, stream), end=RunEnd.RELEASED) for stream in streams]
+    runs.end(conn, ends, now=now)
+    return streams
 
 
 def park(conn: Connection, hold: Hold, *, error: str, now: int) -> None:

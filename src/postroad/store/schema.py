@@ -70,8 +70,14 @@ inbox = Table(
 )
 Index(PREFIX + "inbox_stream", inbox.c.type, inbox.c.stream, inbox.c.position,
       postgresql_where=text("reason IS NULL"), sqlite_where=text("reason IS NULL"))  # fmt: skip
-Index(PREFIX + "inbox_front", inbox.c.type, inbox.c.ready_at, inbox.c.position,
-      postgresql_where=text("front = 1 AND reason IS NULL"), sqlite_where=text("front = 1 AND reason IS NULL"))  # fmt: skip
+Index(
+    PREFIX + "inbox_front",
+    inbox.c.type,
+    inbox.c.ready_at,
+    inbox.c.position,
+    postgresql_where=text("front = 1 AND reason IS NULL"),
+    sqlite_where=text("front = 1 AND reason IS NULL"),
+)
 # For `status` and operators: dead events, counted and listed without a walk over what waits.
 Index(PREFIX + "inbox_dead", inbox.c.position,
       postgresql_where=text("reason IS NOT NULL"), sqlite_where=text("reason IS NOT NULL"))  # fmt: skip

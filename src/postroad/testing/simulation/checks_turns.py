@@ -102,10 +102,14 @@ def _places(h: History) -> set[tuple[str, str]]:
 
 
 def t6_bounded(h: History) -> Iterator[str]:
-    """A turn is tried as often as its handler says, and once more if its claimant was lost at the last."""
-    for run in h.runs:
-        if run.attempt > h.options.turn_attempts + 1 and not run.stream.startswith(AUDIT):
-            yield f"run {run.run_id} of {run.stream} is attempt {run.attempt}"
+    """A handler is called for a turn at most as often as it says, and each call is a run of its own."""
+    for stream, turn, attempt in h.tried:
+        if not 1 <= attempt <= h.options.turn_attempts:
+            yield f"turn {turn} of {stream} was tried at attempt {attempt}"
+    runs = Counter((run.stream, run.turn_id) for run in h.runs)
+    for place, times in Counter((stream, turn) for stream, turn, _ in h.tried).items():
+        if times > runs[place]:
+            yield f"turn {place} was tried {times} times in {runs[place]} runs"
 
 
 def m1_not_lost(h: History) -> Iterator[str]:

@@ -45,6 +45,7 @@ class History(msgspec.Struct, kw_only=True):
     landed: Rows = []
     arrivals: list[Arrival] = []
     rung: list[Any] = []
+    tried: list[tuple[str, str, int]] = []
     ledger: Ledger
     before: "History | None" = None
     end: bool = False

@@ -20,6 +20,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     concurrency: int
     poll: float
+    lease: float
+    turn_timeout: float
+    grace: float
     pace: float
     think: float
     send_attempts: int
@@ -52,7 +55,10 @@ def draw(seed: int, *, operations: int = OPERATIONS) -> Options:
         processes=rng.choice((1, 2, 2, 3)),
         streams=rng.choice((1, 2, 4, 8)),
         concurrency=rng.choice((1, 2, 4)),
-        poll=rng.choice((0.5, 2, 4)),
+        poll=rng.choice((1, 3, 6)),
+        lease=rng.choice((6, 24, 24, 48)),
+        turn_timeout=rng.choice((15, 60)),
+        grace=rng.choice((0.5, 5, 25)),
         pace=rng.choice((0.02, 0.3, 1)),
         think=sometimes(rng.choice((0.5, 4, 12))),
         send_attempts=rng.choice((1, 2, 3, 5)),

@@ -25,7 +25,6 @@ from postroad.testing.simulation.workload import Message, Outside, declare
 
 R = TypeVar("R")
 RENEW_EVERY_SECONDS = 1.0
-GRACE_SECONDS = 5
 CURRENT: ContextVar["Process | None"] = ContextVar("simulated process", default=None)
 
 
@@ -55,6 +54,9 @@ class World(Protocol):
     def arrived(self, process: "Process", dispatch: Dispatch[Message]) -> None:
         """A message has arrived."""
 
+    def tried(self, stream: str, turn: str, attempt: int) -> None:
+        """A handler was called."""
+
     def rang(self, alert: Alert) -> None:
         """An alert has rung."""
 
@@ -74,7 +76,9 @@ class SimulatedDatabase(Database):
     def __init__(self, process: "Process") -> None:
         super().__init__(process.world.url, clock=process.world.clock, executor=Inline())
         self._process = process
-        event.listen(self.engine, "connect", _without_fsync)
+        event.listen(self.engine, "connect", _prepare)
+        event.listen(self.engine, "checkin", _let_go)
+        event.listen(self.engine, "close", _let_go)
         event.listen(self.engine, "before_cursor_execute", self._before)
         event.listen(self.engine, "after_cursor_execute", self._after)
 
@@ -132,9 +136,17 @@ class SimulatedDatabase(Database):
         self._process.world.at_statement(self._process, "after", sql)
 
 
-def _without_fsync(connection: Any, _record: object) -> None:
+def _prepare(connection: Any, _record: object) -> None:
     # Processes die here, the machine does not: what was written stays written.
     connection.execute("PRAGMA synchronous = OFF")
+    # In one thread nobody would ever let go of a lock that somebody waits for.
+    connection.execute("PRAGMA busy_timeout = 0")
+
+
+def _let_go(connection: Any, _record: object) -> None:
+    # A process that died has lost its locks at once, not when it is buried, nor when its cursors are collected.
+    if connection is not None:
+        connection.rollback()
 
 
 class SteppedKeeper(Keeper):
@@ -191,13 +203,13 @@ class Process:
         self.paused_until = 0
         self.database = SimulatedDatabase(self)
         self.post = Postroad(world.url)
-        outside = Outside(arrive=self._arrive, ring=world.rang, alive=lambda: not self.dead)
+        outside = Outside(arrive=self._arrive, tried=world.tried, ring=world.rang, alive=lambda: not self.dead)
         declare(self.post, world.options, outside, faxes=faxes)
         self.post._opened = self.database
         self.post.entropy = SeededEntropy(seed)
         self.post.observe(lambda event, values: world.saw(self, event, values))
         self.parts = self._parts()
-        self.runtime = Runtime(self.parts, grace=GRACE_SECONDS * SECOND)
+        self.runtime = Runtime(self.parts, grace=round(world.options.grace * SECOND))
         self.runtime._listener = Hints(self.database, self.parts.wakeups, self)
 
     def _parts(self) -> Parts:

@@ -23,12 +23,13 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sink:
-    """Everything that arrived, in order, and every alert that rang."""
+    """Everything that arrived, in order, every alert that rang, every call of a handler (stream, turn, attempt)."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
         self.arrivals: list[Arrival] = []
         self.rung: list[Alert] = []
+        self.tried: list[tuple[str, str, int]] = []
 
     def arrive(self, **about: object) -> Arrival:
         """Take a message in."""

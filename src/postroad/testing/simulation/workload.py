@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, text
@@ -25,6 +26,8 @@ from postroad.testing.simulation.options import Options
 
 LOAD, ROOM, AUDIT = "load", "room", "audit"
 FLOOR_SECONDS = 3.0
+SEND_SECONDS = 4
+MAIL_BUDGET_SECONDS = 30
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,32 +78,35 @@ class Outside(msgspec.Struct, frozen=True):
     """What a simulated program reaches of the world."""
 
     arrive: Callable[[Dispatch[Message]], None]
+    tried: Callable[[str, str, int], None]
     ring: Callable[[Alert], None]
     alive: Callable[[], bool]
 
 
 def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bool) -> None:
     """Declare the simulated program; only one that `faxes` carries out the kind of that name."""
-    attempts, wide = options.send_attempts, options.concurrency
+    wide, lease = options.concurrency, options.lease
     send = partial(_send, outside=outside)
-    quick = Retry(attempts=attempts, first=1, cap=8)
-    handlers.sender(SMS, timeout=4, lease=6, retry=quick, concurrency=wide)(send)
-    thrifty = Retry(attempts=attempts + 2, first=4, cap=20, budget=30, jitter=False)
-    handlers.sender(MAIL, timeout=6, retry=thrifty, concurrency=wide)(send)
-    handlers.sender(PAGE, timeout=3, retry=quick, concurrency=wide, on_failure="alert")(send)
-    handlers.sender(PAY, timeout=4, lease=7, retry=quick, concurrency=wide, on_unknown="park")(send)
+    quick = Retry(attempts=options.send_attempts, first=1, cap=8)
+    thrifty = Retry(attempts=options.send_attempts + 2, first=4, cap=20, budget=MAIL_BUDGET_SECONDS, jitter=False)
+    handlers.sender(SMS, timeout=SEND_SECONDS, lease=lease, retry=quick, concurrency=wide)(send)
+    handlers.sender(MAIL, timeout=SEND_SECONDS, lease=lease, retry=thrifty, concurrency=wide)(send)
+    handlers.sender(PAGE, timeout=SEND_SECONDS, lease=lease, retry=quick, concurrency=wide, on_failure="alert")(send)
+    handlers.sender(PAY, timeout=SEND_SECONDS, lease=lease, retry=quick, concurrency=wide, on_unknown="park")(send)
     if faxes:
-        handlers.sender(FAX, timeout=4, retry=quick, concurrency=wide)(send)
+        handlers.sender(FAX, timeout=SEND_SECONDS, lease=lease, retry=quick, concurrency=wide)(send)
     else:
         handlers.elsewhere(FAX)
-    _declare_turns(handlers, options)
+    _declare_turns(handlers, options, partial(_decide, outside=outside))
     handlers.alert_sink(outside.ring)
 
 
-def _declare_turns(handlers: Handlers, options: Options) -> None:
-    bounds = {"concurrency": options.concurrency, "attempts": options.turn_attempts}
-    handlers.turn(LOAD, timeout=15, lease=6, on_duplicate=_replace, **bounds)(_decide)
-    handlers.turn(ROOM, timeout=15, lease=6, debounce=1, debounce_max=3, on_duplicate=_replace, **bounds)(_decide)
+def _declare_turns(handlers: Handlers, options: Options, decide: Callable[[Turn], Any]) -> None:
+    for stream_type, debounce in ((LOAD, 0), (ROOM, 1)):
+        handlers.turn(
+            stream_type, debounce=debounce, debounce_max=3, concurrency=options.concurrency,
+            attempts=options.turn_attempts, timeout=options.turn_timeout, lease=options.lease, on_duplicate=_replace,
+        )(decide)  # fmt: skip
     handlers.recorded(AUDIT)
     for stream_type in (LOAD, ROOM):
         handlers.filter(stream_type, OUTCOME)(_delivered)
@@ -111,7 +117,8 @@ def _delivered(event: Event) -> str | None:
     return "delivered" if outcome is not None and outcome.status == "delivered" else None
 
 
-async def _decide(turn: Turn) -> None:
+async def _decide(turn: Turn, *, outside: Outside) -> None:
+    outside.tried(turn.stream, turn.id, turn.attempt)
     before = turn.fold(COUNT)
     for event in turn.events:
         order = ORDER.of(event)

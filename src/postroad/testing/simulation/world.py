@@ -63,13 +63,14 @@ class Run:
         """
         asyncio.get_running_loop().set_task_factory(_owned_task)
         undertaker = asyncio.ensure_future(self._bury())
-        for number in range(self.options.processes):
-            self._start(f"p{number}")
         try:
+            for number in range(self.options.processes):
+                self._start(f"p{number}")
             await self._watched(undertaker, self._operations())
             await self._watched(undertaker, self._heal())
         finally:
             undertaker.cancel()
+            await asyncio.wait({undertaker})
             for process in list(self._processes):
                 await self._end(process)
             self._observer.close()
@@ -90,11 +91,9 @@ class Run:
             await asyncio.sleep(round(self._rng.expovariate(1 / self.options.pace), 6))
             for kind in disturbances.get(number, []):
                 self._disturb(kind)
-            alive = self._alive()
-            if alive:
-                process = self._rng.choice(alive)
-                self.counts["operations"] += 1
-                self._inside(process, self._clients.call(process))
+            self.counts["operations"] += 1
+            process = self._rng.choice(await self._someone())
+            self._inside(process, self._clients.call(process))
         await asyncio.sleep(self._rng.random() * 20)
 
     def _disturbances(self) -> dict[int, list[str]]:
@@ -126,6 +125,12 @@ class Run:
                 process.stop.set()
             case "pause":
                 process.paused_until = self.clock.monotonic() + round(self._rng.uniform(1, 30) * SECOND)
+
+    async def _someone(self) -> list[Process]:
+        """The processes that live, as soon as there is one."""
+        while not (alive := self._alive()):
+            await asyncio.sleep(0.5)
+        return alive
 
     def _alive(self) -> list[Process]:
         return [process for process in self._processes if not process.dead and not process.stop.is_set()]
@@ -159,7 +164,7 @@ class Run:
             process = await self._fallen.get()
             await self._end(process)
             self.verify()
-            wait = 0 if self.faults.calm else round(self._rng.expovariate(1 / 3), 3)
+            wait = 0 if self.faults.calm else round(self._rng.expovariate(1), 3)
             asyncio.get_running_loop().call_later(wait, self._start, process.name)
 
     async def _end(self, process: Process) -> None:
@@ -216,7 +221,7 @@ class Run:
             raise Unexpected("\n".join(self._trouble))
         history = History(
             options=self.options, now=self.clock.wall(), ledger=self.ledger, arrivals=list(self.sink.arrivals),
-            rung=list(self.sink.rung), before=self._seen, end=end, **self._observer.read(tables),
+            rung=list(self.sink.rung), tried=list(self.sink.tried), before=self._seen, end=end, **self._observer.read(tables),
         )  # fmt: skip
         self.counts["checks"] += 1
         verify(history)
@@ -266,6 +271,11 @@ class Run:
             attempt=dispatch.attempt, body=msgspec.json.encode(dispatch.body).decode(),
             possible_duplicate=dispatch.possible_duplicate,
         )  # fmt: skip
+
+    def tried(self, stream: str, turn: str, attempt: int) -> None:
+        """A handler was called."""
+        self.note(f"turn of {stream} runs, attempt {attempt}")
+        self.sink.tried.append((stream, turn, attempt))
 
     def rang(self, alert: Alert) -> None:
         """An alert has rung."""

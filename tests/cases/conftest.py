@@ -1,0 +1,6 @@
+"""Harnesses and plain databases, as the engine's tests and the contracts have them."""
+
+from tests.contracts.conftest import clock, database, run
+from tests.engine.conftest import harness, place
+
+__all__ = ["clock", "database", "harness", "place", "run"]

@@ -1,0 +1,115 @@
+"""COMMITs that happened, or did not, and whose answer was lost: looked up by token, never run again blindly."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from postroad import Kind, Postroad, Turn
+from postroad.model.errors import CommitUnknown
+from postroad.store import runs
+from postroad.testing import Harness
+from tests.engine.conftest import Open
+
+NOTE = Kind("note", dict[str, int])
+Happened = pytest.mark.parametrize("happened", [True, False])
+
+
+def app() -> tuple[Postroad, list[str]]:
+    post = Postroad()
+    seen: list[str] = []
+    post.sender("mail", timeout=1)(lambda d: seen.append(f"send {d.key} {d.attempt}"))
+
+    @post.turn("chat")
+    def chat(t: Turn) -> None:
+        seen.append(f"turn {t.events[0].key} {t.attempt}")
+        t.record("thought", {})
+
+    return post, seen
+
+
+def lose_one_answer(h: Harness, monkeypatch: pytest.MonkeyPatch, of: str, *, happened: bool) -> list[str]:
+    """Have the next transaction whose function bears this name commit, or not, and answer CommitUnknown."""
+    database: Any = h.post.database
+    original: Callable[..., Any] = database._once
+    lost: list[str] = []
+
+    def once(fn: Any, args: Any, kwargs: Any, lock: Any) -> Any:
+        if fn.__name__ != of or lost:
+            return original(fn, args, kwargs, lock)
+        lost.append(of)
+        if happened:
+            original(fn, args, kwargs, lock)
+        raise CommitUnknown("the connection broke")
+
+    monkeypatch.setattr(database, "_once", once)
+    return lost
+
+
+@Happened
+def test_a_claim_of_dispatches(harness: Open, monkeypatch: pytest.MonkeyPatch, happened: bool) -> None:
+    """A claim that happened is carried out under its token, one that did not is simply made again."""
+    post, seen = app()
+    h = harness(post, senders="run")
+    with post.begin() as tx:
+        tx.send("mail", {}, key="k")
+    lost = lose_one_answer(h, monkeypatch, "claim_due", happened=happened)
+    h.drain()
+    h.drain()
+    assert lost
+    assert seen == ["send k 1"]
+
+
+@Happened
+def test_a_settle(harness: Open, monkeypatch: pytest.MonkeyPatch, happened: bool) -> None:
+    """A settle that happened is not written twice, one that did not is."""
+    post, seen = app()
+    h = harness(post, senders="run")
+    with post.begin() as tx:
+        tx.send("mail", {}, key="k")
+    assert lose_one_answer(h, monkeypatch, "settle", happened=happened) == []
+    h.drain()
+    row = post.dispatches.get("k")
+    assert row is not None
+    assert seen == ["send k 1"]
+    assert [t["to_status"] for t in row.history] == ["pending", "delivering", "delivered"]
+
+
+@Happened
+def test_a_claim_of_turns(harness: Open, monkeypatch: pytest.MonkeyPatch, happened: bool) -> None:
+    """Nothing of such a claim has begun, so it is given back and its attempt does not count."""
+    post, seen = app()
+    h = harness(post)
+    with post.begin() as tx:
+        tx.publish("chat/1", NOTE, {"n": 1}, key="a")
+    lose_one_answer(h, monkeypatch, "claim_all", happened=happened)
+    with pytest.raises(CommitUnknown):
+        h.drain()
+    h.drain()
+    assert seen == ["turn a 1"]
+
+
+@Happened
+def test_a_turns_commit(harness: Open, monkeypatch: pytest.MonkeyPatch, happened: bool) -> None:
+    """The run's row tells whether the decision stands; only if it does not is it taken again."""
+    post, seen = app()
+    h = harness(post)
+    with post.begin() as tx:
+        tx.publish("chat/1", NOTE, {"n": 1}, key="a")
+    lose_one_answer(h, monkeypatch, "commit", happened=happened)
+    h.drain()
+    assert seen == (["turn a 1"] if happened else ["turn a 1", "turn a 2"])
+    assert [e.kind for e in h.entries("chat/1")] == ["note", "thought"]
+    ends = [str(r.end) for r in reversed(post.database.read(runs.of_stream, "chat/1"))]
+    assert ends == (["committed"] if happened else ["conflict", "committed"])
+
+
+def test_a_filter_that_fails_hands_the_event_to_the_handler(harness: Open) -> None:
+    """A broken filter costs a log line, not the stream."""
+    post, seen = app()
+    post.filter("chat", NOTE)(lambda e: 1 / 0)  # type: ignore[arg-type, return-value]
+    h = harness(post)
+    with post.begin() as tx:
+        tx.publish("chat/1", NOTE, {"n": 1}, key="a")
+    h.drain()
+    assert seen == ["turn a 1"]
