@@ -1,5 +1,6 @@
 """Order and fairness: who may overtake, who must wait, and who must never be skipped or starved."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,6 @@ from postroad.store.database import Database
 from postroad.testing import Harness
 from postroad.testing.contracts.dispatches import POLICY, dispatch
 from postroad.testing.contracts.streams import Uses, event, names
-from postroad.testing.failpoints import nth
 from tests.engine.conftest import Open
 
 NOTE = Kind("note", dict[str, int])
@@ -23,8 +23,17 @@ class Crash(BaseException):
     """The process died here."""
 
 
-def crash() -> None:
-    raise Crash
+def dead_after(place: str, times: int) -> Callable[[str], None]:
+    """From the moment at which a place is reached for the n-th time on nothing of this process goes on."""
+    left = times
+
+    def reached(name: str) -> None:
+        nonlocal left
+        left -= name == place
+        if left <= 0:
+            raise Crash
+
+    return reached
 
 
 def test_a_transaction_that_commits_late_is_not_skipped(database: Database, clock: FakeClock) -> None:
@@ -191,7 +200,7 @@ def test_a_crash_in_the_middle_of_a_decisions_dispatches_skips_none(harness: Ope
     post.filter("chat", OUTCOME)(lambda e: "sent")
     first = harness(post, senders="run")
     publish(post, "chat/1", "go")
-    failpoints.arm(nth("dispatch.after_send", 7, crash))
+    failpoints.arm(dead_after("dispatch.after_send", 7))
     try:
         with pytest.raises(Crash):
             first.drain()

@@ -395,7 +395,7 @@ def test_failed_outcomes_of_event_kinds_are_decided_on(harness: Open) -> None:
             "out:m1:dead_letter",
             "dead_letter",
             "dispatch.dead_letter.permanent",
-            "GiveUp: Trying again will not help. no such address",
+            "GiveUp: no such address",
         )
     ]
     assert raised(h) == []

@@ -25,7 +25,7 @@ from postroad.model.dispatches import Accepted, DispatchRow
 from postroad.model.entropy import Entropy, SystemEntropy
 from postroad.model.errors import InvalidInput, Refused, Span
 from postroad.model.events import Entry
-from postroad.model.ids import check_stream
+from postroad.model.ids import check_schema, check_stream
 from postroad.store import dialects, dispatch_views, inbox, log, migrations, moments
 from postroad.store.database import Database
 
@@ -73,8 +73,8 @@ class Postroad(Handlers):
         super().__init__()
         if hasattr(database, "sync_engine"):
             dialects.check_engine(database)
-        if schema is not None and ('"' in schema or not schema.strip()):
-            raise InvalidInput("schema must be the name of a Postgres schema, without quotes.", field="schema")
+        if schema is not None:
+            check_schema(schema)
         self.state: Any = None
         self.dispatches = Dispatches(self)
         self.entropy: Entropy = SystemEntropy()

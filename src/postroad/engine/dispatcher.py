@@ -21,6 +21,7 @@ from postroad.model.lifecycle import Result, Status
 from postroad.model.payload import encode, safe_error
 from postroad.model.rows import ClaimedDispatches, DispatchClaim, Hold, Settled, Settlement
 from postroad.store import dispatch_claims, settle
+from postroad.store.dialects import is_away
 
 SETTLE_MAX = 200
 
@@ -55,6 +56,7 @@ class Dispatcher(Loop):
         self._sending: dict[str, dict[str, asyncio.Task[None]]] = {name: {} for name in self._senders}
         self._aborts: dict[str, Abort] = {}
         self._results: list[Settlement] = []
+        self._refused: dict[tuple[str, str], int] = {}  # since when the database refuses a result, by id and token
         self._settling: asyncio.Task[None] | None = None
         self._unanswered: tuple[str, int] | None = None
 
@@ -208,13 +210,52 @@ class Dispatcher(Loop):
     async def _settle_all(self) -> None:
         while self._results:
             batch = self._results[:SETTLE_MAX]
-            settled = await self._settle(batch)
-            failpoint("dispatch.after_settle")
-            done = {(one.id, one.token) for one in batch} if settled else set()
-            self._results = [one for one in self._results if (one.id, one.token) not in done]
-            for one in settled:
-                self._ended(one)
-            self.parts.wakeups.announce(("turns", "timers"))
+            try:
+                await self._settle_group(batch)
+            except Exception as error:
+                if is_away(error):
+                    raise
+                await self._settle_singly(batch)
+
+    async def _settle_group(self, batch: list[Settlement]) -> None:
+        settled = await self._settle(batch)
+        failpoint("dispatch.after_settle")
+        if settled:
+            self._forget(batch)
+        for one in settled:
+            self._ended(one)
+        self.parts.wakeups.announce(("turns", "timers"))
+
+    async def _settle_singly(self, batch: list[Settlement]) -> None:
+        """One by one what the database has refused together: a result that it refuses must hold up no other.
+
+        Such a result is let go when others go through, or else when its lease is over: it then counts as an
+        attempt whose claimant was lost. Until then nothing new is sent.
+        """
+        refused: dict[str, Exception] = {}
+        for each in batch:
+            try:
+                await self._settle_group([each])
+            except Exception as error:
+                if is_away(error):
+                    raise
+                refused[each.id] = error
+                self._refused.setdefault((each.id, each.token), self.parts.database.clock.monotonic())
+        left = [each for each in batch if each.id in refused]
+        now = self.parts.database.clock.monotonic()
+        over = [each for each in left if now - self._refused[each.id, each.token] >= each.policy.lease]
+        let_go = left if len(left) < len(batch) else over
+        for each in let_go:
+            logger.error("the result of dispatch %s is refused; its lease will free it: %s", each.id, refused[each.id])
+        self._forget(let_go)
+        if len(let_go) < len(left):
+            raise refused[left[0].id]
+
+    def _forget(self, batch: list[Settlement]) -> None:
+        done = {(one.id, one.token) for one in batch}
+        self._results = [one for one in self._results if (one.id, one.token) not in done]
+        for one in done:
+            self._refused.pop(one, None)
 
     async def _settle(self, batch: list[Settlement]) -> list[Settled]:
         database = self.parts.database

@@ -1,6 +1,7 @@
 """The one lifecycle of all loops: step, wait for a wake-up or the poll interval, back off on errors, end on stop."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Parts:
     folding: Folding
     poll: int = POLL
     counts: Counter[str] = field(default_factory=Counter)
+    ending: threading.Event = field(default_factory=threading.Event)  # the process was told to end
 
     def count(self, name: str, by: int = 1) -> None:
         """Count what happened, for `drain` and for whoever observes."""
@@ -135,6 +137,7 @@ class Loop:
                 self._woken.clear()
                 await self._pause(stopping, await self._stepped())
         finally:
+            self.parts.ending.set()
             end()
             stopping.cancel()
 

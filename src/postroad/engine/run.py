@@ -69,6 +69,7 @@ class Run:
         await self._conclude(turn, result)
 
     async def _conclude(self, turn: Turn, result: CallResult) -> None:
+        turn._end()
         match result:
             case Returned(None):
                 await self._decided(turn)
@@ -96,11 +97,11 @@ class Run:
         waiting = [event for event in claim.events if event.event_id not in self._reasons]
         return Turn(
             self.parts.post, claim, waiting, now=self.parts.database.clock.wall(), post=self.parts.post,
-            database=self.parts.database, folding=self.parts.folding,
+            database=self.parts.database, folding=self.parts.folding, ending=self.parts.ending.is_set,
         )  # fmt: skip
 
     async def _decided(self, turn: Turn, *, replaced: bool = False) -> None:
-        records = turn._records
+        records = turn._end()
         decided_at = self.parts.database.clock.wall()
         try:
             done = await self._commit(
@@ -256,9 +257,10 @@ def noops(parts: Parts, decider: Decider, claim: TurnClaim) -> dict[str, str]:
 
 
 def _reason(filter_: Filter, event: Event) -> str | None:
-    """What a filter says; one that fails says that the event needs a decision."""
+    """What a filter says, fit to be stored; one that fails says that the event needs a decision."""
     try:
-        return filter_.reason(event)
+        reason = filter_.reason(event)
+        return safe_error(reason) if reason else None
     except Exception as error:
         logger.error("a filter failed on %s of %s: %s", event.key, event.stream, traced(error))
         return None

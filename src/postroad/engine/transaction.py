@@ -53,6 +53,7 @@ class Transaction:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._records = Records()
+        self._over = False
 
     def publish(self, stream: str, kind: Kind[T] | str, data: T, *, key: str | None = None) -> Accepted:
         """Put an event into a stream's inbox.
@@ -74,7 +75,7 @@ class Transaction:
             data=encoded,
         )
         accepted = Accepted()
-        self._records.publishes.append((event, accepted))
+        self._open_records().publishes.append((event, accepted))
         return accepted
 
     def send(
@@ -138,13 +139,13 @@ class Transaction:
             at=when.at,
             after=when.after,
         )
-        self._records.sends.append(sending)
+        self._open_records().sends.append(sending)
         return sending.accepted
 
     def withdraw(self, key: str) -> Withdrawn:
         """End a pending dispatch that is no longer wanted (expired, reason withdrawn). Too late is no error."""
         answer = Withdrawn()
-        self._records.withdrawals.append((text(key, "key"), answer))
+        self._open_records().withdrawals.append((text(key, "key"), answer))
         return answer
 
     def set_timer(
@@ -180,22 +181,33 @@ class Transaction:
 
     def cancel_timer(self, key: str, *, stream: str | None = None) -> None:
         """Disarm a timer. It may still fire if that is under way, so a handler must know a late one."""
-        self._records.timers.append(
+        self._open_records().timers.append(
             TimerRecord(verb="cancel", stream=self._timer_stream(stream), key=check_timer_key(key))
         )
 
     def write(self, fn: Callable[[Connection], object]) -> None:
         """Have `fn(connection)` write the user's own rows in the same commit; it must not commit itself."""
-        self._records.writes.append(fn)
+        self._open_records().writes.append(fn)
 
     def ack(self, token: str) -> NoReturn:
         """Acknowledge a dispatch by its token."""
         raise Refused("Acknowledgements are not available in this release.")
 
+    def _open_records(self) -> Records:
+        """Where verbs record, as long as somebody will write it."""
+        if self._over:
+            raise Refused("This transaction is over; what is recorded after its end would be lost.")
+        return self._records
+
+    def _end(self) -> Records:
+        """All that was recorded; nothing more will be."""
+        self._over = True
+        return self._records
+
     def _arm(self, verb: Literal["set", "rearm"], key: str, when: "When", *, data: Any, stream: str | None) -> None:
         if not when.given:
             raise InvalidInput("A timer needs `at` or `after`.", field="at")
-        self._records.timers.append(
+        self._open_records().timers.append(
             TimerRecord(
                 verb=verb,
                 stream=self._timer_stream(stream),
@@ -271,9 +283,9 @@ class Opening:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        records = self._transaction._end()
         if kind is not None:
             return
-        records = self._transaction._records
         if self._connection is None:
             written = self._open(None).transact(self._write)
         else:
@@ -289,9 +301,9 @@ class Opening:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        records = self._transaction._end()
         if kind is not None:
             return
-        records = self._transaction._records
         if self._connection is None:
             written = await self._open(None).atransact(self._write)
         else:

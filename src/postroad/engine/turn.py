@@ -1,6 +1,6 @@
 """A turn as its handler sees it: the exact set of events, the log, and the verbs of a transaction."""
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
@@ -40,12 +40,13 @@ class Turn(Transaction):
         attempt: This attempt's number, from 1.
         now: When this attempt was claimed.
         post: The app.
-        stopping: True once the runtime wants the turn to end.
+        stopping: True once the runtime wants the turn to end: the process is to end, the claim is lost, or the
+            deadline has passed. After its end a turn's verbs are refused.
     """
 
     def __init__(
         self, context: Context, claim: TurnClaim, waiting: Sequence[InboxEvent], *, now: int, post: "Postroad",
-        database: Database, folding: Folding,
+        database: Database, folding: Folding, ending: Callable[[], bool],
     ) -> None:  # fmt: skip
         super().__init__(context)
         self._claim = claim
@@ -58,8 +59,12 @@ class Turn(Transaction):
         self.attempt = claim.attempt
         self.now: datetime = moment(now)
         self.interrupted: Sequence[Any] = ()
-        self.stopping = False
+        self._ending = ending
         self.post = post
+
+    @property
+    def stopping(self) -> bool:
+        return self._over or self._ending()
 
     @property
     def subject(self) -> str:
@@ -79,7 +84,7 @@ class Turn(Transaction):
     def record(self, kind: Kind[T] | str, data: T) -> None:
         """Append an entry to this stream's log."""
         name, version, encoded = payload(kind, data)
-        self._records.entries.append(self._entry(name, version, encoded))
+        self._open_records().entries.append(self._entry(name, version, encoded))
 
     async def call(self, tool: Tool[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a tool, recorded under this run."""

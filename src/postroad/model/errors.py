@@ -21,7 +21,16 @@ class PostroadError(Exception):
         return f"{said} {self.detail}".strip()
 
 
-class RetryLater(PostroadError):
+class Verdict(PostroadError):
+    """What a handler says by raising."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason or (type(self).__doc__ or "")
+
+
+class RetryLater(Verdict):
     """Try again later."""
 
     def __init__(self, reason: str = "", *, after: Span | None = None) -> None:
@@ -30,7 +39,7 @@ class RetryLater(PostroadError):
         self.after = after
 
 
-class GiveUp(PostroadError):
+class GiveUp(Verdict):
     """Trying again will not help."""
 
     def __init__(self, reason: str) -> None:
@@ -38,7 +47,7 @@ class GiveUp(PostroadError):
         self.reason = reason
 
 
-class OutcomeUnknown(PostroadError):
+class OutcomeUnknown(Verdict):
     """It may have happened."""
 
     def __init__(self, reason: str) -> None:

@@ -9,6 +9,8 @@ from postroad.model.payload import NAME_BYTES_MAX, text
 
 RESERVED_PREFIXES = ("postroad.", "evt:", "out:")
 _TAKEN_BY_GENERATIONS = re.compile(r"#\d+$")
+SCHEMA_BYTES_MAX = 63  # Postgres would cut a longer one, and never find it again
+_MARKS = re.compile(r'["%:{}\\]')  # what means something to a driver or to our statements
 
 
 def stream_type(stream: str) -> str:
@@ -32,6 +34,14 @@ def check_stream(stream: object, field: str = "stream") -> str:
 def check_name(name: object, field: str) -> str:
     """A kind's or handler's name, or InvalidInput naming the field."""
     return text(name, field, bytes_max=NAME_BYTES_MAX)
+
+
+def check_schema(name: object, field: str = "schema") -> str:
+    """The name of a Postgres schema that can be quoted as it is, or InvalidInput naming the field."""
+    value = text(name, field, bytes_max=SCHEMA_BYTES_MAX)
+    if _MARKS.search(value):
+        raise InvalidInput(f'{field} must hold none of " % : {{ }} \\, got {value!r}.', field=field)
+    return value
 
 
 def check_event_key(key: object, field: str = "key") -> str:

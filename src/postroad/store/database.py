@@ -17,6 +17,7 @@ from postroad.model.errors import (
     TransactionAborted,
 )
 from postroad.model.failpoints import failpoint
+from postroad.model.ids import check_schema
 from postroad.store import dialects
 from postroad.store.executor import Executor, Inline, Threads, outcome
 from postroad.store.statements import SCHEMA_OPTION
@@ -74,7 +75,7 @@ class Database:
     ) -> None:
         self._owns_engine = isinstance(engine, str | URL)
         self.engine = self._check(engine)
-        self.schema = schema
+        self.schema = None if schema is None else check_schema(schema)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self._following = None if clock or self.is_sqlite else FollowingClock(SystemClock())
         self.clock: Clock = clock or self._following or SystemClock()

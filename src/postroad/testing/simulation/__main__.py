@@ -9,6 +9,7 @@ from postroad.testing.simulation.options import OPERATIONS
 from postroad.testing.simulation.seeds import Verdict, play, play_twice
 
 TWICE_EVERY = 10
+REACHED = ("run ", "dispatch.pending", "dispatch.de", "dispatch.ex", "dispatch.st", "timer ", "call ", "dead ")
 SHOWN = ("operations", "statements", "crashes", "commits lost", "arrivals", "turn.ended", "lease.lost", "checks")
 
 
@@ -48,9 +49,14 @@ def _play_all(seeds: range, operations: int) -> int:
             print(verdict.failure(), file=sys.stderr)
     print(f"{len(seeds)} seeds, {failed} failed, {virtual / 3600:.1f} virtual hours, {time.monotonic() - began:.1f} s")
     print(_summary(total))
-    places = sorted(name.removeprefix("at ") for name in total if name.startswith("at "))
-    print(f"died at {len(places)} failpoints: {', '.join(places)}")
+    print(f"reached: {_listed(total, *REACHED)}")
+    print(f"died at: {_listed(total, 'at ')}")
     return failed > 0
+
+
+def _listed(counts: Counter[str], *beginnings: str) -> str:
+    names = sorted(name for name in counts if name.startswith(beginnings))
+    return ", ".join(f"{name.removeprefix('at ')} {counts[name]}" for name in names)
 
 
 def _summary(counts: Counter[str]) -> str:

@@ -62,7 +62,7 @@ def o4_one_claimant(h: History) -> Iterator[str]:
                 count += 1
                 if _meta(step)["attempt"] != count:
                     yield f"{row.key}: attempt {_meta(step)['attempt']} is number {count}"
-            elif step.reason_code == Reason.RELEASED:
+            elif step.reason_code == Reason.RELEASED and not _was_cut_short(step):
                 count -= 1
         if row.attempt != count:
             yield f"{row.key}: attempt {row.attempt}, its history has {count}"
@@ -203,3 +203,8 @@ def _meta(step: Any) -> dict[str, Any]:
 def _starts(step: Any) -> bool:
     """Whether this step is the start of an attempt: not the claim that only ends a dispatch."""
     return bool(step.reason_code == Reason.ATTEMPT) and not step.summary.endswith("no attempt")
+
+
+def _was_cut_short(step: Any) -> bool:
+    """Whether what was given back had begun, so that it stays counted."""
+    return "cut short" in step.summary

@@ -13,9 +13,11 @@ from postroad.testing.simulation.draws import Draws
 from postroad.testing.simulation.ledger import Answer, Call, Ledger
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.process import Crash, Process
-from postroad.testing.simulation.workload import BY_NAME, ORDER, Message, Order
+from postroad.testing.simulation.workload import BY_NAME, ORDER, SMS, Message, Order
 
 _WRITE = text("INSERT INTO sim_written (name) VALUES (:name) ON CONFLICT DO NOTHING")
+# So that every seed sends something.
+_HARMLESS = msgspec.json.encode([SMS.name, Message()]).decode()
 
 
 class Clients:
@@ -53,6 +55,8 @@ class Clients:
         self._made += 1
         stream = self._draws.stream()
         verb = self._draws.choice(("publish", "publish", "publish", "publish", "send", "timer"))
+        if self._made % 5 == 1:
+            return self._begin("send", stream, f"s{self._made}", _HARMLESS, joined=False)
         key = f"{verb[0]}{self._made}"
         match verb:
             case "publish":

@@ -61,7 +61,7 @@ class Draws:
             yield self._step(stream, f"{name}.{number}")
 
     def _step(self, stream: str, name: str) -> Step:
-        do = self.choice(("send", "send", "send", "send", "timer", "timer", "rearm", "cancel", "publish", "write",
+        do = self.choice(("send", "send", "send", "send", "timer", "timer", "rearm", "cancel", "cancel", "publish", "write",
                           "withdraw"))  # fmt: skip
         match do:
             case "send":

@@ -2,7 +2,11 @@
 
 from random import Random
 
+from postroad.model.failpoints import FAILPOINTS
 from postroad.testing.simulation.options import Options
+
+SITES_ON = 0.25
+FIRES_MAX = 3
 
 
 class Fuse:
@@ -36,7 +40,12 @@ class Faults:
         self._rng = rng
         self._latency = options.latency
         self._statement = Fuse(rng, options.crash_statement)
-        self._failpoint = Fuse(rng, options.crash_failpoint)
+        # A site is on in a quarter of the seeds and goes off a few times at the most, so that the sites that are
+        # passed all the time don't hide the others (FoundationDB's BUGGIFY).
+        self._sites = {
+            name: FIRES_MAX for name in FAILPOINTS if options.crash_failpoint and rng.random() < SITES_ON
+        }
+        self._chance = options.crash_failpoint
         self._send = Fuse(rng, options.crash_send)
         self._commit = Fuse(rng, options.lost_commit)
 
@@ -44,9 +53,12 @@ class Faults:
         """Whether to die before or after this statement."""
         return not self.calm and self._statement.passes()
 
-    def at_failpoint(self) -> bool:
+    def at_failpoint(self, name: str) -> bool:
         """Whether to die at this failpoint."""
-        return not self.calm and self._failpoint.passes()
+        if self.calm or not self._sites.get(name) or self._rng.random() >= self._chance:
+            return False
+        self._sites[name] -= 1
+        return True
 
     def at_send(self) -> bool:
         """Whether to die before or after this message arrives."""

@@ -4,7 +4,7 @@ from random import Random
 
 import msgspec
 
-OPERATIONS = 40
+OPERATIONS = 30
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def draw(seed: int, *, operations: int = OPERATIONS) -> Options:
         turn_attempts=rng.choice((1, 2, 3)),
         hints=rng.random() < 0.5,
         crash_statement=sometimes(rng.choice((1 / 200, 1 / 500))),
-        crash_failpoint=sometimes(rng.choice((1 / 60, 1 / 200))),
+        crash_failpoint=sometimes(rng.choice((0.05, 0.3))),
         crash_send=sometimes(rng.choice((0.05, 0.2))),
         lost_commit=sometimes(rng.choice((0.01, 0.05))),
         kills=1 + rng.randrange(3),

@@ -1,6 +1,5 @@
 """Playing seeds: each in a folder of its own, with its own clock and loop, and a verdict."""
 
-import asyncio
 import hashlib
 import logging
 import shutil
