@@ -142,6 +142,14 @@ def test_an_unprepared_sqlite_engine_is_refused(sqlite_path: Path) -> None:
         post.check_schema()
 
 
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused(url: str) -> None:
+    """Several connections share the database, so a SQLite database must be a file."""
+    for database in (url, sqlite.configure(create_engine(url))):
+        with pytest.raises(InvalidInput, match="file"):
+            Postroad(database).check_schema()
+
+
 async def test_async_connections_join(ajoined: tuple[Postroad, AsyncEngine]) -> None:
     """An AsyncConnection's transaction is joined with `async with`."""
     post, engine = ajoined

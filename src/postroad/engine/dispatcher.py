@@ -13,12 +13,13 @@ from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, 
 from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
 from postroad.engine.loop import Loop, Parts, waited_little
 from postroad.engine.telemetry import logger
-from postroad.model.clock import SECOND, moment, span
+from postroad.model.clock import SECOND, moment
 from postroad.model.dispatches import Dispatch, Receipt
 from postroad.model.errors import CommitUnknown, GiveUp, OutcomeUnknown, RetryLater
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import Result, Status
 from postroad.model.payload import encode, safe_error
+from postroad.model.retry import floor_of
 from postroad.model.rows import ClaimedDispatches, DispatchClaim, Hold, Settled, Settlement
 from postroad.store import dispatch_claims, settle
 from postroad.store.dialects import is_away
@@ -246,7 +247,8 @@ class Dispatcher(Loop):
         over = [each for each in left if now - self._refused[each.id, each.token] >= each.policy.lease]
         let_go = left if len(left) < len(batch) else over
         for each in let_go:
-            logger.error("the result of dispatch %s is refused; its lease will free it: %s", each.id, refused[each.id])
+            said = safe_error(refused[each.id])
+            logger.error("the result of dispatch %s is refused; its lease will free it: %s", each.id, said)
         self._forget(let_go)
         if len(let_go) < len(left):
             raise refused[left[0].id]
@@ -313,7 +315,7 @@ def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, 
                 0,
             )
         case Raised(RetryLater() as error):
-            return "failed", safe_error(error), None, 0 if error.after is None else span(error.after, "after")
+            return "failed", safe_error(error), None, floor_of(error.after)
         case Raised(GiveUp() as error):
             return "permanent", safe_error(error), None, 0
         case Raised(OutcomeUnknown() as error):

@@ -13,7 +13,7 @@ from postroad.engine.declarations import Decider, Filter
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger, traced
 from postroad.engine.turn import Turn, bury, duplicate_key, event_of
-from postroad.model.clock import SECOND, span
+from postroad.model.clock import SECOND
 from postroad.model.errors import (
     CommitUnknown,
     ConcurrencyConflict,
@@ -27,7 +27,7 @@ from postroad.model.events import OUTCOME_NAME, Event
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import RunEnd
 from postroad.model.payload import safe_error
-from postroad.model.retry import Retry
+from postroad.model.retry import Retry, floor_of
 from postroad.model.rows import Hold, TurnClaim, TurnCommit, TurnCommitted
 from postroad.store import queues, runs, turns
 from postroad.store.dialects import is_away
@@ -77,8 +77,7 @@ class Run:
                 said = f"a turn's handler must return None, got {type(value).__name__}"
                 await self._failed(said)
             case Raised(RetryLater() as error):
-                floor = 0 if error.after is None else span(error.after, "after")
-                await self._failed(safe_error(error), floor=floor, planned=True)
+                await self._failed(safe_error(error), floor=floor_of(error.after), planned=True)
             case Raised(GiveUp() as error):
                 await self._failed(safe_error(error), permanent=True, planned=True)
             case Raised(error):

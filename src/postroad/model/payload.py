@@ -132,6 +132,6 @@ def _described(error: BaseException) -> str:
     name = type(error).__name__
     try:
         said = str(error)
-    except Exception as broken:  # a user's __str__ may raise anything
+    except BaseException as broken:  # a user's __str__ may raise anything
         return f"{name} (its text could not be had: {type(broken).__name__})"
     return f"{name}: {said}" if said else name

@@ -63,5 +63,13 @@ class Retry:
         return waits + timeout * self.attempts
 
 
+def floor_of(after: Span | None) -> int:
+    """A Retry-After in microseconds. One that is no sane length of time comes from outside, and counts as none."""
+    try:
+        return 0 if after is None else span(after, "after")
+    except InvalidInput:
+        return 0
+
+
 Retry.QUICK = Retry(attempts=8, budget=150, first=2, cap=30)
 Retry.PATIENT = Retry(attempts=8, first=60, cap=1800)

@@ -82,6 +82,9 @@ class Database:
         self._executor = executor or (
             Threads(workers=1, urgent_workers=0) if self.is_sqlite else Threads(workers=8, urgent_workers=2)
         )
+        # On the user's engine: handlers may hold its every connection for longer than a lease, and what is urgent
+        # must not wait for them. The pool's own way to connect, beside the pool; as many as there are urgent threads.
+        self._beside = None if self._owns_engine or self.is_sqlite else self.engine.pool.recreate()
         self._readers: Executor = (
             self._executor if isinstance(self._executor, Inline) else Threads(workers=2, urgent_workers=0)
         )
@@ -139,22 +142,24 @@ class Database:
         """End our threads; close the engine if it is ours."""
         self._executor.close()
         self._readers.close()
+        if self._beside is not None:
+            self._beside.dispose()
         if self._owns_engine:
             self.engine.dispose()
 
     def _submit(self, fn: Callable[..., R], args: Any, kwargs: Any, *, lock: Lock | None, urgent: bool) -> Future[R]:
         self._refuse_nesting()
-        return self._executor.submit(lambda: self._run(fn, args, kwargs, lock), urgent=urgent)
+        return self._executor.submit(lambda: self._run(fn, args, kwargs, lock, urgent=urgent), urgent=urgent)
 
     @staticmethod
     def _refuse_nesting() -> None:
         if getattr(_inside, "transaction", False):
             raise NestedTransaction
 
-    def _run(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None) -> R:
+    def _run(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None, *, urgent: bool) -> R:
         for last in (*[False] * (TRIES - 1), True):
             try:
-                return self._once(fn, args, kwargs, lock)
+                return self._once(fn, args, kwargs, lock, urgent=urgent)
             except DBAPIError as error:
                 if not dialects.is_transient(error):
                     raise
@@ -162,8 +167,13 @@ class Database:
                     raise (DatabaseBusy(str(error.orig)) if dialects.is_busy(error) else error) from error
         raise AssertionError("unreachable")
 
-    def _once(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None) -> R:
-        with self.engine.connect() as conn:
+    def _connect(self, *, urgent: bool) -> Connection:
+        if urgent and self._beside is not None:
+            return Connection(self.engine, self._beside.connect())
+        return self.engine.connect()
+
+    def _once(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None, *, urgent: bool) -> R:
+        with self._connect(urgent=urgent) as conn:
             dialects.prepare(self.bind(conn))
             with conn.begin() as transaction, _Inside():
                 self._follow(conn)

@@ -21,6 +21,8 @@ BUSY_MILLISECONDS = 5_000
 # https://www.sqlite.org/wal.html#walresetbug: several connections may corrupt the file.
 _WAL_RESET_FIXED = (3, 51, 3)
 _WAL_RESET_BACKPORTS = frozenset({(3, 44, 6), (3, 50, 7)})
+# The file cannot be written to or opened now: no word about what was to be written.
+_SQLITE_NO_FILE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _CONFIGURED = "postroad_configured"
 
 
@@ -36,12 +38,20 @@ def open_engine(database: str | URL) -> Engine:
     if url.drivername == "sqlite+aiosqlite":  # the URL of an application whose own engine is asynchronous
         url = url.set(drivername="sqlite")
     if url.get_backend_name() == "sqlite":
-        if url.database in (None, "", ":memory:"):
-            raise InvalidInput("database must be a SQLite file: several connections share it.", field="database")
-        return configure_sqlite(create_engine(url, pool_reset_on_return=None, connect_args=_sqlite_module_args()))
+        _refuse_memory(url)
+        return configure_sqlite(
+            create_engine(url, pool_reset_on_return=None, connect_args=_sqlite_module_args(), hide_parameters=True)
+        )
     if url.drivername != "postgresql+psycopg":
         raise InvalidInput(f"database must be sqlite or postgresql (psycopg), got {url.drivername}.", field="database")
-    return create_engine(url, pool_size=12, max_overflow=4, pool_timeout=30, pool_pre_ping=False)
+    # Errors are logged; what they were about, payloads among it, is nobody's business there.
+    return create_engine(url, pool_size=12, max_overflow=4, pool_timeout=30, pool_pre_ping=False, hide_parameters=True)
+
+
+def _refuse_memory(url: URL) -> None:
+    name = url.database or ":memory:"
+    if ":memory:" in name or url.query.get("mode") == "memory":
+        raise InvalidInput("database must be a SQLite file: several connections share it.", field="database")
 
 
 def _sqlite_module_args() -> dict[str, Any]:
@@ -56,6 +66,8 @@ def check_engine(engine: object) -> Engine:
         raise InvalidInput(f"database must be a URL or an Engine, got {type(engine).__name__}.", field="database")
     if engine.dialect.name == "sqlite" and not getattr(engine, _CONFIGURED, False):
         raise Refused("Prepare this SQLite engine first: engine = postroad.sqlite.configure(engine).")
+    if engine.dialect.name == "sqlite":
+        _refuse_memory(engine.url)
     if engine.dialect.name not in ("sqlite", "postgresql"):
         raise InvalidInput(f"database must be sqlite or postgresql, got {engine.dialect.name}.", field="database")
     return engine
@@ -211,18 +223,20 @@ def is_transient(error: DBAPIError) -> bool:
 
 
 def is_away(error: Exception) -> bool:
-    """Whether the database could not be reached, or not in time, before anything was committed."""
+    """Whether the database could not be reached, not in time, or has no space, before anything was committed."""
     if isinstance(error, DatabaseBusy):
         return True
     if not isinstance(error, DBAPIError):
         return False
-    return error.connection_invalidated or (isinstance(error, OperationalError) and _no_connection(error))
+    return error.connection_invalidated or (isinstance(error, OperationalError) and _not_served(error))
 
 
-def _no_connection(error: OperationalError) -> bool:
-    # Connecting failed: psycopg has no SQLSTATE then, or one of class 57 (shutdown) or 53 (too many clients).
+def _not_served(error: OperationalError) -> bool:
+    # Connecting failed: psycopg has no SQLSTATE then, or one of class 57 (shutdown) or 53 (too many clients; a full
+    # disk is of this class too).
     state = getattr(error.orig, "sqlstate", "")
-    return state is None or state[:2] in ("57", "53", "08")
+    code = (getattr(error.orig, "sqlite_errorcode", 0) or 0) & 0xFF
+    return state is None or state[:2] in ("57", "53", "08") or code in _SQLITE_NO_FILE
 
 
 def check_server(conn: Connection) -> list[str]:
@@ -293,7 +307,13 @@ def channel(schema: str | None) -> str:
 
 
 def notify_at_commit(conn: Connection, topics: frozenset[str]) -> None:
-    """Let a user's COMMIT wake other processes' loops, where the database can (SQLite's are told by its file)."""
+    """Let a user's COMMIT wake other processes' loops, where the database can (SQLite's are told by its file).
+
+    A queue of notifications that is full, because some session that listens never reads, would fail that COMMIT:
+    where it is half full nobody is told, and the loops find out by polling.
+    """
     if conn.dialect.name == "postgresql" and topics:
         told = channel(conn.get_execution_options().get(SCHEMA_OPTION))
-        conn.exec_driver_sql("SELECT pg_notify(%s, %s)", (told, ",".join(sorted(topics))))
+        conn.exec_driver_sql(
+            "SELECT pg_notify(%s, %s) WHERE pg_notification_queue_usage() < 0.5", (told, ",".join(sorted(topics)))
+        )

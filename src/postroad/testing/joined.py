@@ -30,7 +30,7 @@ class JoinedDatabase(Database):
         assert isinstance(engine, Engine)
         return engine
 
-    def _once(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None) -> R:
+    def _once(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None, *, urgent: bool) -> R:
         conn = self.bind(self._conn)
         with conn.begin_nested():
             if lock is not None:

@@ -14,6 +14,7 @@ from postroad.store.transitions import STALE
 from postroad.testing.simulation.history import History, Rows, grouped
 from postroad.testing.simulation.workload import FLOOR_SECONDS, MAIL, MAIL_BUDGET_SECONDS, PAGE, Message, word_of
 
+_BY_THE_SENDER = frozenset({Reason.TRANSPORT_OK, Reason.RETRY_BACKOFF, Reason.PERMANENT, Reason.MAX_ATTEMPTS})
 _DEATHS = frozenset(reason for reason in Reason if reason.startswith("dispatch.dead_letter"))
 _AT_LAST_ATTEMPT = frozenset({Reason.MAX_ATTEMPTS, Reason.LEASE_LOST})
 
@@ -68,6 +69,17 @@ def o4_one_claimant(h: History) -> Iterator[str]:
             yield f"{row.key}: attempt {row.attempt}, its history has {count}"
         if (row.claim_token is not None) != (row.status == Status.DELIVERING):
             yield f"{row.key} is {row.status} with token {row.claim_token}"
+
+
+def o5_stale_inert(h: History) -> Iterator[str]:
+    """Once a later attempt has begun, the result of an earlier one changes nothing."""
+    begun: dict[str, int] = {}
+    own: dict[tuple[str, str], int] = {}
+    for life, id, what in h.sends:
+        if isinstance(what, int):
+            begun[id] = own[life, id] = what
+        elif what in _BY_THE_SENDER and own.pop((life, id), begun.get(id)) != begun.get(id):
+            yield f"{life} has settled {id} as {what} although attempt {begun[id]} had begun elsewhere"
 
 
 def o6_upper_bound(h: History) -> Iterator[str]:

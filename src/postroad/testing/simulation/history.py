@@ -14,13 +14,17 @@ TABLES = ("streams", "log", "inbox", "queues", "outbox", "timers", "runs", "tran
 _ORDER = {"log": "stream, seq", "inbox": "position", "transitions": "id", "alerts": "id", "outbox": "id",
           "timers": "stream, key", "streams": "id", "queues": "stream", "runs": "started_at, stream, attempt, run_id"}  # fmt: skip
 
-# What the product's own tables don't keep: the place in the inbox of each event that landed.
+# What the product's own tables don't keep, or only as the product says it: the place in the inbox of each event
+# that landed, and when a timer's event came, by the simulation's own clock (`sim_now`, defined per connection).
 INSTRUMENTS = (
     "CREATE TABLE sim_written (name TEXT PRIMARY KEY)",
     "CREATE TABLE sim_landed (stream TEXT, seq INTEGER, position INTEGER)",
     "CREATE TRIGGER sim_landing AFTER INSERT ON postroad_log BEGIN "
     "INSERT INTO sim_landed SELECT NEW.stream, NEW.seq, i.position FROM postroad_inbox i "
     "WHERE i.stream = NEW.stream AND i.event_id = NEW.entry_id; END",
+    "CREATE TABLE sim_rang (stream TEXT, event_id TEXT, at INTEGER)",
+    "CREATE TRIGGER sim_ringing AFTER INSERT ON postroad_inbox WHEN NEW.event_id LIKE 'evt:%' BEGIN "
+    "INSERT INTO sim_rang VALUES (NEW.stream, NEW.event_id, sim_now()); END",
 )
 
 
@@ -43,6 +47,8 @@ class History(msgspec.Struct, kw_only=True):
     alerts: Rows = []
     written: set[str] = set()
     landed: Rows = []
+    rang: Rows = []
+    sends: list[tuple[str, str, int | str]] = []
     arrivals: list[Arrival] = []
     rung: list[Any] = []
     tried: list[tuple[str, str, int]] = []
@@ -76,4 +82,5 @@ def tables(conn: Connection) -> dict[str, Any]:
     }
     found["written"] = set(conn.execute(text("SELECT name FROM sim_written")).scalars())
     found["landed"] = list(conn.execute(text("SELECT stream, seq, position FROM sim_landed ORDER BY stream, seq")))
+    found["rang"] = list(conn.execute(text("SELECT stream, event_id, at FROM sim_rang ORDER BY at, stream, event_id")))
     return found

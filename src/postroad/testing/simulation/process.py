@@ -76,7 +76,7 @@ class SimulatedDatabase(Database):
     def __init__(self, process: "Process") -> None:
         super().__init__(process.world.url, clock=process.world.clock, executor=Inline())
         self._process = process
-        event.listen(self.engine, "connect", _prepare)
+        event.listen(self.engine, "connect", self._prepare)
         event.listen(self.engine, "checkin", _let_go)
         event.listen(self.engine, "close", _let_go)
         event.listen(self.engine, "before_cursor_execute", self._before)
@@ -95,13 +95,13 @@ class SimulatedDatabase(Database):
     async def aread(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         return await self._slowly(lambda: self.read(fn, *args, **kwargs))
 
-    def _run(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None) -> R:
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         self._process.check_alive()
-        return super()._run(fn, args, kwargs, lock)
+        return super()._run(*args, **kwargs)
 
-    def _read(self, fn: Callable[..., R], args: Any, kwargs: Any) -> R:
+    def _read(self, *args: Any, **kwargs: Any) -> Any:
         self._process.check_alive()
-        return super()._read(fn, args, kwargs)
+        return super()._read(*args, **kwargs)
 
     async def _slowly(self, call: Callable[[], R]) -> R:
         """The call's result, after the wait for the database and the wait for its answer."""
@@ -129,18 +129,18 @@ class SimulatedDatabase(Database):
             run()
         return await outcome(answer)
 
+    def _prepare(self, connection: Any, _record: object) -> None:
+        # Processes die here, the machine does not: what was written stays written.
+        connection.execute("PRAGMA synchronous = OFF")
+        # In one thread nobody would ever let go of a lock that somebody waits for.
+        connection.execute("PRAGMA busy_timeout = 0")
+        connection.create_function("sim_now", 0, self._process.world.clock.wall)
+
     def _before(self, conn: Any, cursor: Any, sql: str, *_: Any) -> None:
         self._process.world.at_statement(self._process, "before", sql)
 
     def _after(self, conn: Any, cursor: Any, sql: str, *_: Any) -> None:
         self._process.world.at_statement(self._process, "after", sql)
-
-
-def _prepare(connection: Any, _record: object) -> None:
-    # Processes die here, the machine does not: what was written stays written.
-    connection.execute("PRAGMA synchronous = OFF")
-    # In one thread nobody would ever let go of a lock that somebody waits for.
-    connection.execute("PRAGMA busy_timeout = 0")
 
 
 def _let_go(connection: Any, _record: object) -> None:
@@ -193,10 +193,10 @@ class Hints(Listener):
 class Process:
     """One life of a process: `run` until it is told to stop, or until it dies."""
 
-    def __init__(self, world: World, *, name: str, seed: int, faxes: bool) -> None:
+    def __init__(self, world: World, *, name: str, life: str, seed: int, faxes: bool) -> None:
         self.world = world
         self.name = name
-        self.faxes = faxes
+        self.life = life
         self.dead = False
         self.stop = asyncio.Event()
         self.tasks: dict[asyncio.Task[Any], None] = {}

@@ -5,7 +5,7 @@ import logging
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,16 +19,17 @@ from postroad.model.failpoints import arm
 from postroad.store import migrations
 from postroad.store.database import Database
 from postroad.store.executor import Inline
-from postroad.testing.simulation.history import INSTRUMENTS, tables
+from postroad.testing.simulation.history import INSTRUMENTS, History, tables
 from postroad.testing.simulation.options import OPERATIONS, Options, draw
 from postroad.testing.simulation.virtual import VirtualLoop
 from postroad.testing.simulation.world import Run
 
+_AS_DRAWN: Mapping[str, Any] = {}
 COMMAND = "python -m postroad.testing.simulation"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a seed. `error` is None if every invariant held."""
+    """What came of a seed. `error` is None if every invariant held; `history` is the last moment that was checked."""
 
     options: Options
     error: str | None
@@ -36,6 +37,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     counts: Counter[str]
     virtual_seconds: float
+    history: History | None = None
 
     @property
     def replay(self) -> str:
@@ -48,9 +50,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return f"seed {self.options.seed}: {self.error}\n{self.options}\n{told}\nreplay: {self.replay}"
 
 
-def play(seed: int, *, operations: int = OPERATIONS) -> Verdict:
-    """Play one seed."""
-    options = draw(seed, operations=operations)
+def play(seed: int, *, operations: int = OPERATIONS, changes: Mapping[str, Any] = _AS_DRAWN) -> Verdict:
+    """Play one seed; `changes` replace some of its options."""
+    options = msgspec.structs.replace(draw(seed, operations=operations), **changes)
     with tempfile.TemporaryDirectory(prefix="postroad-sim-") as folder, _quiet():
         path = Path(folder) / "sim.db"
         path.write_bytes(_template())
@@ -60,7 +62,7 @@ def play(seed: int, *, operations: int = OPERATIONS) -> Verdict:
         counts["arrivals"] = len(run.sink.arrivals)
         return Verdict(
             options=options, error=error, lines=run.lines, digest=_digest(run, path), counts=counts,
-            virtual_seconds=clock.monotonic() / 1e6,
+            virtual_seconds=clock.monotonic() / 1e6, history=run.seen,
         )  # fmt: skip
 
 

@@ -23,12 +23,16 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sink:
-    """Everything that arrived, in order, every alert that rang, every call of a handler (stream, turn, attempt)."""
+    """Everything that arrived, in order, every alert that rang, every call of a handler (stream, turn, attempt).
+
+    `sends` is how sends began (life, id, attempt) and were settled (life, id, reason) as the processes said it.
+    """
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
         self.arrivals: list[Arrival] = []
         self.rung: list[Alert] = []
+        self.sends: list[tuple[str, str, int | str]] = []
         self.tried: list[tuple[str, str, int]] = []
 
     def arrive(self, **about: object) -> Arrival:

@@ -29,6 +29,7 @@ from postroad.testing.simulation.workload import Message
 
 HEAL_SECONDS = 1_800
 LOOK_EVERY_SECONDS = 2.0
+LONGER_AT_MOST = 5  # times its operations, if a seed has shown nothing by then
 SURVIVOR = "p0"
 
 
@@ -54,7 +55,7 @@ class Run:
         self._lives = 0
         self._fallen: asyncio.Queue[Process] = asyncio.Queue()
         self._trouble: list[str] = []
-        self._seen: History | None = None
+        self.seen: History | None = None
         self._observer = Database(self.url, clock=clock, executor=Inline())
 
     async def play(self) -> None:
@@ -88,7 +89,9 @@ class Run:
 
     async def _operations(self) -> None:
         disturbances = self._disturbances()
-        for number in range(self.options.operations):
+        for number in range(LONGER_AT_MOST * self.options.operations):
+            if number >= self.options.operations and not self._lacking():
+                break
             await asyncio.sleep(round(self._rng.expovariate(1 / self.options.pace), 6))
             for kind in disturbances.get(number, []):
                 self._disturb(kind)
@@ -125,8 +128,10 @@ class Run:
             case "shutdown":
                 process.stop.set()
             case "pause":
+                # One that is busy, so that it comes back with results of claims that are over.
+                process = max(self._alive(), key=lambda one: len(one.tasks))
                 process.paused_until = self.clock.monotonic() + round(
-                    self._rng.uniform(0.2, 2.5) * self.options.lease * SECOND
+                    self._rng.uniform(0.5, 3) * self.options.lease * SECOND
                 )
 
     async def _someone(self) -> list[Process]:
@@ -142,7 +147,7 @@ class Run:
         self._lives += 1
         self.note(f"start of {name}")
         seed = self.options.seed * 1_000_003 + self._lives
-        process = Process(self, name=name, seed=seed, faxes=name == SURVIVOR)
+        process = Process(self, name=name, life=f"{name}/{self._lives}", seed=seed, faxes=name == SURVIVOR)
         self._processes.append(process)
         self._inside(process, self._live(process))
 
@@ -202,12 +207,12 @@ class Run:
 
     def _count_reached(self) -> None:
         """Which ends, of turns and of dispatches, this run has seen: a state that no seed reaches is not tested."""
-        assert self._seen is not None
-        self.counts.update(f"run {run.end_reason}" for run in self._seen.runs)
-        self.counts.update(step.reason_code for step in self._seen.transitions)
-        self.counts.update(f"timer {timer.status}" for timer in self._seen.timers)
+        assert self.seen is not None
+        self.counts.update(f"run {run.end_reason}" for run in self.seen.runs)
+        self.counts.update(step.reason_code for step in self.seen.transitions)
+        self.counts.update(f"timer {timer.status}" for timer in self.seen.timers)
         self.counts.update(f"call {call.answer}" for call in self.ledger.calls)
-        self.counts.update(f"dead {row.reason}" for row in self._seen.inbox)
+        self.counts.update(f"dead {row.reason}" for row in self.seen.inbox)
 
     def _is_quiet(self) -> bool:
         """Nothing waits, nobody sends, every alert has rung, and the one process lives."""
@@ -224,13 +229,16 @@ class Run:
 
     def _never_pass_on_nothing(self) -> None:
         """A run in which nothing happened proves nothing."""
+        if lacking := self._lacking():
+            raise Unexpected(f"no {' and no '.join(lacking)}: this seed has shown nothing")
+
+    def _lacking(self) -> list[str]:
         happened = {
             "publish": len(self.ledger.accepted("publish")),
             "send": len(self.sink.arrivals),
             "crash": self.counts["crashes"],
         }
-        if missing := [name for name, times in happened.items() if not times]:
-            raise Unexpected(f"no {' and no '.join(missing)}: this seed has shown nothing")
+        return [name for name, times in happened.items() if not times]
 
     def verify(self, *, end: bool = False) -> None:
         """Check every invariant on what is committed now."""
@@ -238,12 +246,13 @@ class Run:
             raise Unexpected("\n".join(self._trouble))
         history = History(
             options=self.options, now=self.clock.wall(), ledger=self.ledger, arrivals=list(self.sink.arrivals),
-            rung=list(self.sink.rung), tried=list(self.sink.tried), before=self._seen, end=end, **self._observer.read(tables),
+            rung=list(self.sink.rung), tried=list(self.sink.tried),
+            sends=list(self.sink.sends), before=self.seen, end=end, **self._observer.read(tables),
         )  # fmt: skip
         self.counts["checks"] += 1
         verify(history)
         history.before = None
-        self._seen = history
+        self.seen = history
 
     # What processes tell us.
 
@@ -311,6 +320,10 @@ class Run:
         said = {key: value for key, value in values.items() if isinstance(value, str | int) and key != "failures"}
         self.counts[name] += 1
         self.note(f"{process.name} {name} {said}")
+        if name == "dispatch.sending":
+            self.sink.sends.append((process.life, values["id"], values["attempt"]))
+        elif name == "dispatch.settled" and not values["stale"]:
+            self.sink.sends.append((process.life, values["id"], str(values["reason"])))
         error = values.get("error")
         if name in ("loop.error", "turn.error") and not _explained(error):
             self._trouble.append(f"{process.name} {name}: {type(error).__name__}: {error}")

@@ -1,0 +1,227 @@
+"""Each checker fails on a bad history: a good one with one thing changed."""
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from postroad.testing.simulation.checkers import CHECKS, violations
+from postroad.testing.simulation.history import TABLES, History
+from postroad.testing.simulation.ledger import Answer
+from postroad.testing.simulation.seeds import play
+
+SEED = 34
+
+
+@pytest.fixture(scope="module")
+def recorded() -> History:
+    """The end of a seed in which much has happened."""
+    verdict = play(SEED)
+    assert verdict.error is None
+    assert verdict.history is not None
+    return verdict.history
+
+
+@pytest.fixture
+def history(recorded: History) -> History:
+    """The same with rows that can be changed."""
+    loose = {name: [SimpleNamespace(**row._mapping) for row in getattr(recorded, name)] for name in (*TABLES, "landed", "rang")}
+    return msgspec.structs.replace(
+        recorded,
+        **loose,
+        written=set(recorded.written),
+        arrivals=list(recorded.arrivals),
+        rung=list(recorded.rung),
+        tried=list(recorded.tried),
+        sends=list(recorded.sends),
+        ledger=copy.deepcopy(recorded.ledger),
+    )
+
+
+def first(rows: list[Any], **about: Any) -> Any:
+    """The first row that is like this."""
+    return next(row for row in rows if all(getattr(row, name) == value for name, value in about.items()))
+
+
+def landed_order(h: History) -> Any:
+    """An order that a turn decided on and that wanted something sent."""
+    for row in h.log:
+        if row.kind == "sim.order" and '"do":"send"' in row.data and any(o.stream == row.stream for o in h.outbox):
+            return row
+    raise AssertionError("this seed has none")
+
+
+def sent(h: History) -> Any:
+    """A dispatch of a stream that was delivered."""
+    return next(row for row in h.outbox if row.status == "delivered" and row.stream)
+
+
+def published(h: History) -> Any:
+    """A call that published and whose event has landed."""
+    landed = {(row.stream, row.entry_id) for row in h.log}
+    return next(call for call in h.ledger.accepted("publish") if (call.stream, call.key) in landed)
+
+
+def swap_two_events(h: History) -> None:
+    streams = [row.stream for row in h.landed]
+    one, other = [row for row in h.landed if row.stream == max(streams, key=streams.count)][:2]
+    one.position, other.position = other.position, one.position
+
+
+def offer_late(h: History) -> None:
+    streams = [call.stream for call in h.ledger.accepted("publish")]
+    stream = max(streams, key=streams.count)
+    landed = {(row.stream, row.entry_id): row.seq for row in h.log}
+    calls = [c for c in h.ledger.accepted("publish") if c.stream == stream and (c.stream, c.key) in landed]
+    calls.sort(key=lambda call: landed[call.stream, call.key])
+    one, other = calls[0], next(call for call in calls if call.key != calls[0].key)
+    for call in h.ledger.calls:
+        if (call.stream, call.key) == (stream, one.key):
+            call.begun, call.ended = 10_000, 10_001
+    assert other.ended is not None
+
+
+def change_the_past(h: History) -> None:
+    h.before = msgspec.structs.replace(h, log=copy.deepcopy(h.log))
+    h.log[0].recorded_at += 1
+
+
+def count_wrong(h: History) -> None:
+    row = first(h.log, kind="sim.noted")
+    row.data = row.data.replace('"before":', '"before":9')
+
+
+def die_unseen(h: History) -> None:
+    h.inbox.append(SimpleNamespace(stream="load/0", event_id="p1", reason="turn.dead.permanent", position=10_000,
+                                   front=1, kind="sim.order", data="{}"))  # fmt: skip
+
+
+def die_of_nothing(h: History) -> None:
+    row = sent(h)
+    row.status = "dead_letter"
+
+
+def repeat_an_attempt(h: History) -> None:
+    h.arrivals.append(h.arrivals[0])
+
+
+def retry_too_soon(h: History) -> None:
+    row = sent(h)
+    row.body = '{"plan":["later"]}'
+    start = first(h.transitions, entity=row.id, reason_code="dispatch.delivering.attempt")
+    back = SimpleNamespace(**vars(start))
+    back.reason_code, back.from_status, back.to_status = "dispatch.pending.retry_backoff", "delivering", "pending"
+    again = SimpleNamespace(**vars(start))
+    again.metadata = '{"attempt":2,"epoch":0}'
+    place = h.transitions.index(start)
+    h.transitions[place + 1 : place + 1] = [back, again]
+    row.attempt = 2
+
+
+def start_after_budget(h: History) -> None:
+    row = sent(h)
+    row.kind = "sim.mail"
+    start = first(h.transitions, entity=row.id, reason_code="dispatch.delivering.attempt")
+    start.metadata = '{"attempt":3,"epoch":0}'
+    start.at = row.first_attempt_at + 31_000_000
+
+
+def settle_for_another(h: History) -> None:
+    id = sent(h).id
+    ours = [one for one in h.sends if one[1] == id]
+    place = h.sends.index(ours[-1])
+    h.sends.insert(place, ("another", id, 7))
+
+
+def arrive_as(**about: Any) -> Callable[[History], None]:
+    def change(h: History) -> None:
+        h.arrivals[0] = msgspec.structs.replace(h.arrivals[0], **about)
+
+    return change
+
+
+def remove(table: str, find: Callable[[History], Any]) -> Callable[[History], None]:
+    return lambda h: getattr(h, table).remove(find(h))
+
+
+def change(find: Callable[[History], Any], **about: Any) -> Callable[[History], None]:
+    def apply(h: History) -> None:
+        row = find(h)
+        for name, value in about.items():
+            setattr(row, name, value)
+
+    return apply
+
+
+def outcome_of(h: History) -> Any:
+    return first(h.log, entry_id=f"out:{sent(h).key}:delivered")
+
+
+def fired(h: History) -> Any:
+    return first(h.timers, status="fired")
+
+
+def start_of(h: History) -> Any:
+    return first(h.transitions, entity=sent(h).id, reason_code="dispatch.delivering.attempt")
+
+
+BAD: dict[str, Callable[[History], None]] = {
+    "L1": change(lambda h: h.log[0], seq=7_000),
+    "L2": change_the_past,
+    "L5": lambda h: h.ledger.accepted("publish")[0].__setattr__("key", "gone"),
+    "L6": lambda h: [setattr(call, "answer", Answer.REFUSED) for call in h.ledger.calls if call.key == published(h).key][0],
+    "L7": offer_late,
+    "L8": lambda h: h.log.append(h.log[0]),
+    "L10": count_wrong,
+    "I1": die_unseen,
+    "I2": lambda h: h.inbox.append(
+        SimpleNamespace(stream=h.log[0].stream, event_id=h.log[0].entry_id, reason=None, position=10_000, front=1)
+    ),
+    "I3": swap_two_events,
+    "I4": lambda h: published(h).__setattr__("data", '"other"'),
+    "I6": lambda h: h.inbox.append(
+        SimpleNamespace(stream="load/9", event_id="p0", reason=None, position=10_000, front=0, kind="x", data="{}")
+    ),
+    "T1": lambda h: h.runs.append(first(h.runs, end_reason="committed")),
+    "T2": change(lambda h: first(h.runs, run_id=h.log[0].run_id), end_reason="stale"),
+    "T3": remove("log", lambda h: first(h.log, kind="sim.noted")),
+    "T6": lambda h: h.tried.append(("load/0", "t", 99)),
+    "M1": change(fired, status="armed"),
+    "M2": lambda h: fired(h).__setattr__("fire_at", 2**60),
+    "O5": settle_for_another,
+    "M7": remove("timers", fired),
+    "O1": change(sent, status="pending", due_at=None),
+    "O2": arrive_as(id="nobody"),
+    "O3": change(start_of, from_status="delivered"),
+    "O4": change(sent, claim_token="token"),
+    "O6": change(sent, attempt=0),
+    "O7": lambda h: h.arrivals.clear(),
+    "O8": die_of_nothing,
+    "O9": repeat_an_attempt,
+    "O10": retry_too_soon,
+    "O11": start_after_budget,
+    "O12": lambda h: sent(h).__setattr__("expires_at", start_of(h).at),
+    "O15": arrive_as(body='{"take":9}'),
+    "O17": remove("log", outcome_of),
+    "O18": lambda h: h.alerts.append(SimpleNamespace(code="x", subject="y", rung_at=1)),
+}  # fmt: skip
+
+
+def test_the_recorded_history_is_good(history: History) -> None:
+    """The neighbour of all the bad histories breaks no invariant."""
+    assert violations(history) == []
+
+
+@pytest.mark.parametrize("code", BAD)
+def test_a_bad_history_is_seen(history: History, code: str) -> None:
+    """The invariant of this name is what the changed history breaks, perhaps with others."""
+    BAD[code](history)
+    assert code in {wrong.partition(" ")[0] for wrong in violations(history)}
+
+
+def test_every_checker_has_a_bad_history() -> None:
+    """No checker is trusted that was never seen to fail."""
+    assert {name.partition(" ")[0] for name in CHECKS} == set(BAD)
