@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 from postroad import OUTCOME, Dispatch, GiveUp, InvalidInput, Kind, Postroad, Receipt, Retry, Turn
@@ -14,6 +15,7 @@ from postroad.store import moments, runs
 from postroad.store.database import Database
 from postroad.surfaces.cli import app as cli
 from postroad.testing import Harness
+from tests.cases.apps import OpenApp
 from tests.engine.conftest import Open
 
 NOTE = Kind("note", dict[str, int])
@@ -148,6 +150,22 @@ def test_what_the_command_line_prints_is_strict_json(place: dict[str, Any]) -> N
         done = CliRunner().invoke(cli, [*command, "--json", *options])
         assert done.exit_code == 0, done.output
         json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_database_error_shows_no_payload(open_app: OpenApp) -> None:
+    """What the database refuses is told and stored without the values that it was given."""
+    post = open_app()
+
+    @post.turn("chat", attempts=1)
+    def chat(t: Turn) -> None:
+        t.write(lambda conn: conn.execute(text("INSERT INTO nowhere VALUES (:given)"), {"given": "s3cret"}))
+
+    with post.begin() as tx:
+        tx.publish("chat/1", NOTE, {"n": 1})
+    post.drain()
+    (entry,) = post.read("chat/1")
+    assert "nowhere" in entry.data["error"]
+    assert "s3cret" not in entry.raw
 
 
 DRAW = random.Random(97)

@@ -19,8 +19,8 @@ from postroad.store.database import Database
 from postroad.store.statements import Statement
 from postroad.testing import Harness
 from postroad.testing.contracts.dispatches import in_threads
-from tests.engine.conftest import Open
 from tests.cases.apps import until
+from tests.engine.conftest import Open
 
 Apps = Callable[[], Postroad]
 NOTE = Kind("note", dict[str, int])

@@ -34,12 +34,12 @@ def lose_one_answer(h: Harness, monkeypatch: pytest.MonkeyPatch, of: str, *, hap
     original: Callable[..., Any] = database._once
     lost: list[str] = []
 
-    def once(fn: Any, args: Any, kwargs: Any, lock: Any) -> Any:
+    def once(fn: Any, args: Any, kwargs: Any, lock: Any, **more: Any) -> Any:
         if fn.__name__ != of or lost:
-            return original(fn, args, kwargs, lock)
+            return original(fn, args, kwargs, lock, **more)
         lost.append(of)
         if happened:
-            original(fn, args, kwargs, lock)
+            original(fn, args, kwargs, lock, **more)
         raise CommitUnknown("the connection broke")
 
     monkeypatch.setattr(database, "_once", once)

@@ -37,3 +37,13 @@ def test_the_app_warns_when_it_opens(
     post.close()
     assert checked
     assert "fsync=off" in caplog.text
+
+
+def test_nothing_is_prepared_on_the_server(postgres_url: str, fresh_schema: str) -> None:
+    """Our own sessions leave no prepared statements behind, so that a pooler in transaction mode can stand between."""
+    post = Postroad(postgres_url, schema=fresh_schema, migrate=True)
+    for _ in range(10):
+        post.read("chat/1")
+    with post.database.engine.connect() as conn:
+        assert conn.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
+    post.close()

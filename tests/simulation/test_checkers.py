@@ -28,7 +28,10 @@ def recorded() -> History:
 @pytest.fixture
 def history(recorded: History) -> History:
     """The same with rows that can be changed."""
-    loose = {name: [SimpleNamespace(**row._mapping) for row in getattr(recorded, name)] for name in (*TABLES, "landed", "rang")}
+    loose = {
+        name: [SimpleNamespace(**row._mapping) for row in getattr(recorded, name)]
+        for name in (*TABLES, "landed", "rang")
+    }
     return msgspec.structs.replace(
         recorded,
         **loose,
@@ -82,6 +85,13 @@ def offer_late(h: History) -> None:
         if (call.stream, call.key) == (stream, one.key):
             call.begun, call.ended = 10_000, 10_001
     assert other.ended is not None
+
+
+def refuse_what_landed(h: History) -> None:
+    key = published(h).key
+    for call in h.ledger.calls:
+        if call.key == key:
+            call.answer = Answer.REFUSED
 
 
 def change_the_past(h: History) -> None:
@@ -171,8 +181,8 @@ def start_of(h: History) -> Any:
 BAD: dict[str, Callable[[History], None]] = {
     "L1": change(lambda h: h.log[0], seq=7_000),
     "L2": change_the_past,
-    "L5": lambda h: h.ledger.accepted("publish")[0].__setattr__("key", "gone"),
-    "L6": lambda h: [setattr(call, "answer", Answer.REFUSED) for call in h.ledger.calls if call.key == published(h).key][0],
+    "L5": change(lambda h: h.ledger.accepted("publish")[0], key="gone"),
+    "L6": refuse_what_landed,
     "L7": offer_late,
     "L8": lambda h: h.log.append(h.log[0]),
     "L10": count_wrong,
@@ -181,7 +191,7 @@ BAD: dict[str, Callable[[History], None]] = {
         SimpleNamespace(stream=h.log[0].stream, event_id=h.log[0].entry_id, reason=None, position=10_000, front=1)
     ),
     "I3": swap_two_events,
-    "I4": lambda h: published(h).__setattr__("data", '"other"'),
+    "I4": change(published, data='"other"'),
     "I6": lambda h: h.inbox.append(
         SimpleNamespace(stream="load/9", event_id="p0", reason=None, position=10_000, front=0, kind="x", data="{}")
     ),
@@ -190,7 +200,7 @@ BAD: dict[str, Callable[[History], None]] = {
     "T3": remove("log", lambda h: first(h.log, kind="sim.noted")),
     "T6": lambda h: h.tried.append(("load/0", "t", 99)),
     "M1": change(fired, status="armed"),
-    "M2": lambda h: fired(h).__setattr__("fire_at", 2**60),
+    "M2": change(fired, fire_at=2**60),
     "O5": settle_for_another,
     "M7": remove("timers", fired),
     "O1": change(sent, status="pending", due_at=None),
@@ -203,7 +213,7 @@ BAD: dict[str, Callable[[History], None]] = {
     "O9": repeat_an_attempt,
     "O10": retry_too_soon,
     "O11": start_after_budget,
-    "O12": lambda h: sent(h).__setattr__("expires_at", start_of(h).at),
+    "O12": change(sent, expires_at=0),
     "O15": arrive_as(body='{"take":9}'),
     "O17": remove("log", outcome_of),
     "O18": lambda h: h.alerts.append(SimpleNamespace(code="x", subject="y", rung_at=1)),

@@ -12,19 +12,19 @@ from postroad.engine.dispatcher import Dispatcher
 from postroad.store import dispatch_claims, inbox, moves, runs, settle, timers
 from postroad.testing.simulation.seeds import play
 
-SEEDS = 5
+SEEDS = 20
 # Much of what makes claims pass from one process to another.
 ROUGH = {
     "processes": 3,
     "lease": 6,
     "poll": 1,
-    "pace": 0.3,
-    "pauses": 15,
+    "pace": 1,
+    "pauses": 6,
     "jumps": 0,
     "latency": 0.01,
     "crash_statement": 0,
     "crash_failpoint": 0,
-    "send_attempts": 5,
+    "send_attempts": 2,
     "send_trouble": 0.8,
     "repeats": 0.2,
 }
@@ -97,5 +97,5 @@ MUTANTS: list[Mutant] = [
 def test_a_mutant_is_killed(mutant: Mutant) -> None:
     """What this mutant breaks is seen within a few seeds."""
     with mutant():
-        killed = [seed for seed in range(SEEDS) if play(seed, changes=ROUGH).error]
+        killed = any(play(seed, changes=ROUGH).error for seed in range(SEEDS))
     assert killed

@@ -40,7 +40,9 @@ def check_schema(name: object, field: str = "schema") -> str:
     """The name of a Postgres schema that can be quoted as it is, or InvalidInput naming the field."""
     value = text(name, field, bytes_max=SCHEMA_BYTES_MAX)
     if _MARKS.search(value):
-        raise InvalidInput(f'{field} must hold none of " % : {{ }} \\, got {value!r}.', field=field)
+        raise InvalidInput(
+            f"{field} must be a name without quotes, %, :, braces and backslashes, got {value!r}.", field=field
+        )
     return value
 
 

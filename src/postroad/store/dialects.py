@@ -31,7 +31,10 @@ class SQLiteVersionWarning(UserWarning):
 
 
 def open_engine(database: str | URL) -> Engine:
-    """An engine of our own for a database URL; postgres:// and postgresql:// mean psycopg 3."""
+    """An engine of our own for a database URL; postgres:// and postgresql:// mean psycopg 3.
+
+    Its errors show no parameters: these are users' payloads, and errors are logged and stored.
+    """
     url = make_url(database)
     if url.drivername in ("postgres", "postgresql"):
         url = url.set(drivername="postgresql+psycopg")
@@ -44,8 +47,16 @@ def open_engine(database: str | URL) -> Engine:
         )
     if url.drivername != "postgresql+psycopg":
         raise InvalidInput(f"database must be sqlite or postgresql (psycopg), got {url.drivername}.", field="database")
-    # Errors are logged; what they were about, payloads among it, is nobody's business there.
-    return create_engine(url, pool_size=12, max_overflow=4, pool_timeout=30, pool_pre_ping=False, hide_parameters=True)
+    return create_engine(
+        url,
+        pool_size=12,
+        max_overflow=4,
+        pool_timeout=30,
+        # Errors are logged; what they were about, payloads among it, is nobody's business there.
+        hide_parameters=True,
+        # A pooler in transaction mode hands out another session each time, which knows nothing of what was prepared.
+        connect_args={"prepare_threshold": None},
+    )
 
 
 def _refuse_memory(url: URL) -> None:

@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
@@ -13,9 +15,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from postroad.engine.config import masked, settings
-from postroad.engine.running import PARTS, Part, run_bounded
+from postroad.engine.running import GRACE, PARTS, Part, run_bounded
 from postroad.engine.telemetry import logger
-from postroad.model.clock import span
+from postroad.model.clock import SECOND, span
 from postroad.model.errors import InvalidInput, PostroadError
 from postroad.surfaces.output import WrongUse, escaped_lines
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from postroad.engine.app import Postroad
 
 ENDED_AT_ONCE = 130
+STOPS = (signal.SIGTERM, signal.SIGINT)
+HARD_END_SECONDS = 4.0  # after the grace, for giving back what has not ended
 
 
 class BadApp(InvalidInput):
@@ -35,18 +39,32 @@ class Stopping:
     """SIGTERM and SIGINT: the first one asks the loops to end, the second ends the process at once.
 
     Handlers of the signal module, not of the event loop, since a blocked loop must not keep the second from
-    being heard; and from the very beginning, since an app's import may take long.
+    being heard; and from the very beginning, since an app's import may take long. A thread that nothing can hold up
+    ends the process if it has not ended by itself within `patience` seconds after the first.
     """
 
     def __init__(self) -> None:
+        self.patience = GRACE / SECOND + HARD_END_SECONDS
         self._asked: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
 
     def install(self) -> None:
         """Handle the signals from now on."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        heard, hear = os.pipe()
+        os.set_blocking(hear, False)
+        # Written to when the signal comes, even while the main thread is busy in code that runs no handler.
+        signal.set_wakeup_fd(hear, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(heard,), name="postroad-stopping", daemon=True).start()
+        for number in STOPS:
             signal.signal(number, self._signalled)
+
+    def _watch(self, heard: int) -> None:
+        while os.read(heard, 1)[0] not in STOPS:
+            pass
+        time.sleep(self.patience)
+        os.write(2, b"postroad: it does not end by itself: ended; its leases will free what it held\n")
+        os._exit(ENDED_AT_ONCE)
 
     def event(self) -> asyncio.Event:
         """What is set once a signal has come; to be called in the loop that waits for it."""
@@ -86,6 +104,8 @@ def run(
     log_to_stderr()
     parts = parts_of(only)
     chosen = settings({"grace": grace, "poll": poll})
+    lengths = {name: span(chosen[name].value, name) for name in ("grace", "poll")}
+    stopping.patience = lengths["grace"] / SECOND + HARD_END_SECONDS
     _arm()
     post = load(reference)
     post.reconfigure(database=database, schema=schema)
@@ -93,7 +113,6 @@ def run(
         post.check_schema()
     post.observe(tell)
     logger.info("%s runs %s on %s", reference, ", ".join(parts), place(post))
-    lengths = {name: span(chosen[name].value, name) for name in ("grace", "poll")}
     run_bounded(_run(post, stopping, parts, lengths))
     logger.info("%s has ended", reference)
 
@@ -194,6 +213,8 @@ def tell(name: str, values: "Mapping[str, Any]") -> None:
     match name:
         case "dispatch.settled" if values["status"] in ("dead_letter", "expired") and not values["stale"]:
             logger.warning("dispatch %s ended: %s", values["id"], values["reason"])
+        case "dispatch.settled" if values["stale"]:
+            logger.warning("dispatch %s: an attempt ended after its claim was over: %s", values["id"], values["reason"])
         case "lease.lost":
             logger.warning("the claim of %s is lost; its turn is given up", values["subject"])
         case "turn.ended" if values["end"] not in ("committed", "released"):

@@ -67,7 +67,7 @@ def l6_no_garbage(h: History) -> Iterator[str]:
 def l7_real_time(h: History) -> Iterator[str]:
     """Of two events of a stream the one accepted before the other was offered comes first."""
     seqs = {(row.stream, row.entry_id): row.seq for row in h.log}
-    calls = grouped([call for call in h.ledger.attempted("publish")], "stream", "key")
+    calls = grouped(h.ledger.attempted("publish"), "stream", "key")
     spans: dict[str, list[tuple[int, int | None, int]]] = {}
     for (stream, key), those in calls.items():
         ends = [call.ended for call in those if call.answer is Answer.OK and call.ended is not None]

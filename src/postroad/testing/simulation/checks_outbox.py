@@ -176,9 +176,9 @@ def o17_outcome_routed(h: History) -> Iterator[str]:
     """How a dispatch of a stream ended is an event of the stream, from the same moment on."""
     known = h.known()
     for row in h.outbox:
-        if row.stream and row.status in TERMINAL:
-            if (row.stream, outcome_id(row.key, row.epoch, row.status)) not in known:
-                yield f"{row.key} is {row.status} and {row.stream} was not told"
+        told = (row.stream, outcome_id(row.key, row.epoch, row.status)) in known
+        if row.stream and row.status in TERMINAL and not told:
+            yield f"{row.key} is {row.status} and {row.stream} was not told"
 
 
 def o18_alerted(h: History) -> Iterator[str]:

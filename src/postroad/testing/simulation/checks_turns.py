@@ -56,9 +56,10 @@ def _decided(h: History) -> Iterator[tuple[tuple[str, str], Order]]:
     instead = {(row.stream, msgspec.json.decode(row.data, type=Noted).event) for row in replaced}
     for place, order in orders(h):
         row = landed.get(place)
-        if row is not None and ends.get(row.run_id) == "committed" and place not in instead:
-            if not row.stream.startswith(AUDIT):
-                yield place, order
+        if row is None or place in instead or row.stream.startswith(AUDIT):
+            continue
+        if ends.get(row.run_id) == "committed":
+            yield place, order
 
 
 def _noted(h: History) -> Iterator[Any]:

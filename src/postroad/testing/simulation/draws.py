@@ -6,6 +6,8 @@ from postroad.model.entropy import Entropy
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.workload import AUDIT, BY_NAME, LOAD, ROOM, Message, Order, Step
 
+VERBS = (*["send"] * 4, *["timer"] * 2, "rearm", *["cancel"] * 2, "publish", "write", "withdraw")
+
 
 class Draws:
     """Orders and messages as clients make them up."""
@@ -45,7 +47,7 @@ class Draws:
 
     def message(self) -> Message:
         """A message, most of them harmless."""
-        return Message(self.plan(), round(3 * self.entropy.fraction(), 3) if self.chance(0.3) else 0)
+        return Message(self.plan(), self._take())
 
     def plan(self) -> list[str]:
         """How attempts to send end."""
@@ -61,13 +63,14 @@ class Draws:
             yield self._step(stream, f"{name}.{number}")
 
     def _step(self, stream: str, name: str) -> Step:
-        do = self.choice(("send", "send", "send", "send", "timer", "timer", "rearm", "cancel", "cancel", "publish", "write",
-                          "withdraw"))  # fmt: skip
+        do = self.choice(VERBS)
         match do:
             case "send":
                 key = self.keys[-1] if self.keys and self.chance(0.03) else name
                 self.keys.append(key)
-                return Step(do, key, self.choice(tuple(BY_NAME)), self._after(), self.plan(), self._expiry())
+                return Step(
+                    do, key, self.choice(tuple(BY_NAME)), self._after(), self.plan(), self._expiry(), self._take()
+                )
             case "timer":
                 self.timers.append((stream, name))
                 return Step(do, name, after=self._after())
@@ -79,6 +82,9 @@ class Draws:
                 own = [key for owner, key in self.timers[-8:] if owner == stream]
                 return Step(do, self.choice(tuple(own)) if own else name, after=self._after())
         return Step(do, name)
+
+    def _take(self) -> float:
+        return round(self.entropy.fraction() * 3.5, 3) if self.chance(0.4) else 0
 
     def _after(self) -> float:
         return round(self.entropy.fraction() * 20, 3) if self.chance(0.4) else 0

@@ -42,9 +42,7 @@ class Faults:
         self._statement = Fuse(rng, options.crash_statement)
         # A site is on in a quarter of the seeds and goes off a few times at the most, so that the sites that are
         # passed all the time don't hide the others (FoundationDB's BUGGIFY).
-        self._sites = {
-            name: FIRES_MAX for name in FAILPOINTS if options.crash_failpoint and rng.random() < SITES_ON
-        }
+        self._sites = {name: FIRES_MAX for name in FAILPOINTS if options.crash_failpoint and rng.random() < SITES_ON}
         self._chance = options.crash_failpoint
         self._send = Fuse(rng, options.crash_send)
         self._commit = Fuse(rng, options.lost_commit)

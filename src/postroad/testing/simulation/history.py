@@ -5,14 +5,18 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, text
 
+from postroad.store.statements import Statement
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.sink import Arrival
 
 Rows = list[Any]
 TABLES = ("streams", "log", "inbox", "queues", "outbox", "timers", "runs", "transitions", "alerts")
-_ORDER = {"log": "stream, seq", "inbox": "position", "transitions": "id", "alerts": "id", "outbox": "id",
-          "timers": "stream, key", "streams": "id", "queues": "stream", "runs": "started_at, stream, attempt, run_id"}  # fmt: skip
+_ORDER = {
+    "log": "stream, seq", "inbox": "position", "transitions": "id", "alerts": "id", "outbox": "id", "streams": "id",
+    "timers": "stream, key", "queues": "stream", "runs": "started_at, stream, attempt, run_id",
+}  # fmt: skip
+_SELECT = {name: Statement(f"SELECT * FROM {{p}}{name} ORDER BY {_ORDER[name]}") for name in TABLES}
 
 # What the product's own tables don't keep, or only as the product says it: the place in the inbox of each event
 # that landed, and when a timer's event came, by the simulation's own clock (`sim_now`, defined per connection).
@@ -76,11 +80,14 @@ def grouped(rows: Rows, *names: str) -> dict[Any, Rows]:
 
 
 def tables(conn: Connection) -> dict[str, Any]:
-    """All rows of all tables as one read transaction sees them."""
-    found: dict[str, Any] = {
-        name: list(conn.execute(text(f"SELECT * FROM postroad_{name} ORDER BY {_ORDER[name]}"))) for name in TABLES
+    """All rows of the product's tables as one read transaction sees them."""
+    return {name: list(select(conn)) for name, select in _SELECT.items()}
+
+
+def instruments(conn: Connection) -> dict[str, Any]:
+    """What the simulation's own tables hold."""
+    return {
+        "written": set(conn.execute(text("SELECT name FROM sim_written")).scalars()),
+        "landed": list(conn.execute(text("SELECT stream, seq, position FROM sim_landed ORDER BY stream, seq"))),
+        "rang": list(conn.execute(text("SELECT stream, event_id, at FROM sim_rang ORDER BY at, stream, event_id"))),
     }
-    found["written"] = set(conn.execute(text("SELECT name FROM sim_written")).scalars())
-    found["landed"] = list(conn.execute(text("SELECT stream, seq, position FROM sim_landed ORDER BY stream, seq")))
-    found["rang"] = list(conn.execute(text("SELECT stream, event_id, at FROM sim_rang ORDER BY at, stream, event_id")))
-    return found

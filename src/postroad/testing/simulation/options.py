@@ -22,6 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     poll: float
     lease: float
     turn_timeout: float
+    send_timeout: float = 4
     grace: float
     pace: float
     think: float

@@ -86,7 +86,6 @@ def _digest(run: Run, path: Path) -> str:
     database = Database(f"sqlite:///{path}", clock=run.clock, executor=Inline())
     found = database.read(tables)
     database.close()
-    found["written"] = sorted(found["written"])
     return hashlib.sha256("\n".join([*run.lines, str(sorted(found.items()))]).encode()).hexdigest()
 
 

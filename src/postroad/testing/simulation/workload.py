@@ -26,7 +26,6 @@ from postroad.testing.simulation.options import Options
 
 LOAD, ROOM, AUDIT = "load", "room", "audit"
 FLOOR_SECONDS = 3.0
-SEND_SECONDS = 4
 MAIL_BUDGET_SECONDS = 30
 
 
@@ -39,6 +38,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     after: float = 0
     plan: list[str] = []
     expires: float | None = None
+    take: float = 0
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,12 +89,16 @@ def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bo
     send = partial(_send, outside=outside)
     quick = Retry(attempts=options.send_attempts, first=1, cap=8)
     thrifty = Retry(attempts=options.send_attempts + 2, first=4, cap=20, budget=MAIL_BUDGET_SECONDS, jitter=False)
-    handlers.sender(SMS, timeout=SEND_SECONDS, lease=lease, retry=quick, concurrency=wide)(send)
-    handlers.sender(MAIL, timeout=SEND_SECONDS, lease=lease, retry=thrifty, concurrency=wide)(send)
-    handlers.sender(PAGE, timeout=SEND_SECONDS, lease=lease, retry=quick, concurrency=wide, on_failure="alert")(send)
-    handlers.sender(PAY, timeout=SEND_SECONDS, lease=lease, retry=quick, concurrency=wide, on_unknown="park")(send)
+    handlers.sender(SMS, timeout=options.send_timeout, lease=lease, retry=quick, concurrency=wide)(send)
+    handlers.sender(MAIL, timeout=options.send_timeout, lease=lease, retry=thrifty, concurrency=wide)(send)
+    handlers.sender(PAGE, timeout=options.send_timeout, lease=lease, retry=quick, concurrency=wide, on_failure="alert")(
+        send
+    )
+    handlers.sender(PAY, timeout=options.send_timeout, lease=lease, retry=quick, concurrency=wide, on_unknown="park")(
+        send
+    )
     if faxes:
-        handlers.sender(FAX, timeout=SEND_SECONDS, lease=lease, retry=quick, concurrency=wide)(send)
+        handlers.sender(FAX, timeout=options.send_timeout, lease=lease, retry=quick, concurrency=wide)(send)
     else:
         handlers.elsewhere(FAX)
     _declare_turns(handlers, options, partial(_decide, outside=outside))
@@ -155,9 +159,8 @@ def _replace(turn: Turn, key: str) -> None:
 
 
 def _send_step(turn: Turn, step: Step) -> None:
-    turn.send(
-        BY_NAME[step.kind], Message(step.plan), to=step.name, key=step.name, after=step.after, expires=step.expires
-    )
+    message = Message(step.plan, step.take)
+    turn.send(BY_NAME[step.kind], message, to=step.name, key=step.name, after=step.after, expires=step.expires)
 
 
 def _write(conn: Connection, *, name: str) -> None:

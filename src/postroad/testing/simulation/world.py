@@ -20,7 +20,7 @@ from postroad.store.executor import Inline
 from postroad.testing.simulation.checkers import InvariantBroken, verify
 from postroad.testing.simulation.clients import Clients
 from postroad.testing.simulation.faults import Faults
-from postroad.testing.simulation.history import History, tables
+from postroad.testing.simulation.history import History, instruments, tables
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.process import CURRENT, Crash, Process
@@ -53,6 +53,7 @@ class Run:
         self._rng = Random(f"{options.seed}/schedule")
         self._processes: list[Process] = []
         self._lives = 0
+        self._over = False
         self._fallen: asyncio.Queue[Process] = asyncio.Queue()
         self._trouble: list[str] = []
         self.seen: History | None = None
@@ -71,6 +72,7 @@ class Run:
             await self._watched(undertaker, self._operations())
             await self._watched(undertaker, self._heal())
         finally:
+            self._over = True
             undertaker.cancel()
             await asyncio.wait({undertaker})
             for process in list(self._processes):
@@ -136,14 +138,17 @@ class Run:
 
     async def _someone(self) -> list[Process]:
         """The processes that live, as soon as there is one."""
-        while not (alive := self._alive()):
+        while True:
+            if alive := self._alive():
+                return alive
             await asyncio.sleep(0.5)
-        return alive
 
     def _alive(self) -> list[Process]:
         return [process for process in self._processes if not process.dead and not process.stop.is_set()]
 
     def _start(self, name: str) -> None:
+        if self._over:
+            return
         self._lives += 1
         self.note(f"start of {name}")
         seed = self.options.seed * 1_000_003 + self._lives
@@ -247,7 +252,7 @@ class Run:
         history = History(
             options=self.options, now=self.clock.wall(), ledger=self.ledger, arrivals=list(self.sink.arrivals),
             rung=list(self.sink.rung), tried=list(self.sink.tried),
-            sends=list(self.sink.sends), before=self.seen, end=end, **self._observer.read(tables),
+            sends=list(self.sink.sends), before=self.seen, end=end, **self._observer.read(tables), **self._observer.read(instruments),
         )  # fmt: skip
         self.counts["checks"] += 1
         verify(history)
@@ -348,5 +353,3 @@ def _owned_task(loop: asyncio.AbstractEventLoop, work: Any, **about: Any) -> asy
         process.tasks[task] = None
         task.add_done_callback(lambda done: process.tasks.pop(done, None))
     return task
-
-

@@ -1,0 +1,114 @@
+"""Processes killed by SIGKILL at the places that matter: nothing is lost, and what went out twice has a reason.
+
+Each process dies at its place while the work of those before it is still half done; the last one finishes
+everything. The invariants are the simulation's, held against the same tables.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from postroad.testing.simulation.history import History
+from postroad.testing.simulation.workload import Step
+from tests.acceptance.killed import Stage, producer
+
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning"),
+]
+
+IN_TURNS = (
+    "queues.claimed", "turn.after_claim_commit", "turn.before_handler", "turn.before_commit", "turns.fenced",
+    "turns.logged", "turns.consumed", "turns.dispatched", "turns.timed", "turns.published", "turns.ended",
+    "turns.freed", "turn.after_commit",
+)  # fmt: skip
+IN_SENDS = (
+    "dispatch.selected", "dispatch.claimed", "dispatch.after_claim_commit", "dispatch.before_send",
+    "dispatch.after_send", "settle.locked", "moves.written", "moves.told", "moves.recorded", "dispatch.after_settle",
+)  # fmt: skip
+IN_TIMERS = ("timers.due", "timers.published", "timers.marked", "timer.after_commit")
+IN_ACCEPTING = ("accept.before_insert", "accept.after_insert", "commit.before", "commit.after", "accept.after_commit")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    """A program on an empty database."""
+    if request.param == "postgres":
+        place = request.getfixturevalue("postgres_url"), request.getfixturevalue("fresh_schema")
+    else:
+        place = f"sqlite:///{request.getfixturevalue('sqlite_path')}", None
+    post = producer(place)
+    yield Stage(place, tmp_path, post)
+    post.close()
+
+
+def arrivals(history: History) -> Counter[str]:
+    """How often each key has arrived."""
+    return Counter(arrival.key for arrival in history.arrivals)
+
+
+def sends(history: History) -> set[str]:
+    """The keys of everything that was to be sent, but for what its destination refuses."""
+    return {row.key for row in history.outbox if '"giveup"' not in row.body}
+
+
+def test_killed_while_a_turn_is_processed(stage: Stage) -> None:
+    """Before, in and after a handler, between the statements of its commit: each decision is there, whole and once."""
+    for place in IN_TURNS:
+        stage.full_order()
+        stage.die_at(place)
+        stage.check()
+    stage.full_order()
+    stage.die_when("die-in-handler")
+    stage.recover()
+    history = stage.check(end=True)
+    assert len(sends(history)) == len(IN_TURNS) + 1
+    assert {run.end_reason for run in history.runs} == {"committed", "interrupted"}
+
+
+def test_killed_while_a_message_goes_out(stage: Stage) -> None:
+    """Before, in and after a send, and while its result is settled: it arrives, and again only if a claim was lost."""
+    for place in IN_SENDS:
+        stage.order(Step("send", f"{place}.0", "sim.sms"))
+        stage.die_at(place)
+        stage.check()
+    stage.order(Step("send", "die-in-send", "sim.sms"))
+    stage.die_when("die-in-send")
+    stage.recover()
+    history = stage.check(end=True)
+    counts = arrivals(history)
+    assert set(counts) == sends(history)
+    lost = {row.entity for row in history.transitions if (row.from_status, row.to_status) == ("delivering",) * 2}
+    again = {row.key for row in history.outbox if counts[row.key] > 1}
+    assert again <= {row.key for row in history.outbox if row.id in lost}
+    assert again >= {"die-in-send", "dispatch.after_send.0", "moves.written.0"}
+    assert counts["dispatch.before_send.0"] == 1
+    assert counts["dispatch.after_settle.0"] == 1
+
+
+def test_killed_while_timers_fire(stage: Stage) -> None:
+    """A timer's event and the mark that it has fired are there together or not at all; each fires once."""
+    for number, place in enumerate(IN_TIMERS):
+        stage.order(Step("timer", f"{place}.{number}", after=0.3))
+        stage.die_at(place)
+        stage.check()
+    stage.recover()
+    history = stage.check(end=True)
+    assert [row.status for row in history.timers] == ["fired"] * len(IN_TIMERS)
+    rang = [row.entry_id for row in history.log if row.kind == "postroad.timer_fired"]
+    assert len(rang) == len(set(rang)) == len(IN_TIMERS)
+
+
+def test_killed_while_an_event_is_accepted(stage: Stage) -> None:
+    """What was committed is there although nobody was told; offered again it is the same event."""
+    keys = [stage.offer(place)[1] for place in IN_ACCEPTING]
+    accepted = {row.event_id for row in stage.check().inbox}
+    assert accepted == set(keys[3:])
+    for key in keys:
+        stage.offer_again(key)
+        stage.offer_other(key)
+    stage.recover()
+    history = stage.check(end=True)
+    assert arrivals(history) == {f"{key}.0": 1 for key in keys}
