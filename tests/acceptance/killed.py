@@ -24,8 +24,9 @@ from postroad.testing.simulation.workload import ORDER, Order, Outside, Step, de
 
 Place = tuple[str, str | None]
 DEADLINE = 40.0
+# Attempts for all that die while they hold the work of those before them.
 OPTIONS: Options = msgspec.structs.replace(
-    draw(0), lease=2.8, send_timeout=1, turn_timeout=20, send_attempts=4, turn_attempts=3, concurrency=4
+    draw(0), lease=2.8, send_timeout=1, turn_timeout=20, send_attempts=20, turn_attempts=20, concurrency=4
 )
 
 APP = """
@@ -125,14 +126,14 @@ class Stage:
             Step("timer", f"p{n}.2", after=0.1),
             Step("cancel", f"p{n}.9"),
             Step("withdraw", f"p{n}.8"),
-            Step("publish", "audit/other", f"p{n}.3"),
+            Step("publish", "load/other", f"p{n}.3"),
         )
 
     def offer(self, failpoint: str) -> tuple[str, str]:
         """Have a client publish an order and die at a failpoint; the order's stream and key."""
         stream, key, data = self._next((Step("send", f"p{self._made + 1}.0", "sim.sms"),), 0)
         self.ledger.begin(verb="publish", stream=stream, key=key, data=data)
-        assert self._client(stream, key, data, failpoint) == -signal.SIGKILL
+        assert self._client(stream, key, data, failpoint) == -signal.SIGKILL, self._told()
         return stream, key
 
     def offer_again(self, key: str) -> None:
@@ -217,7 +218,7 @@ class Stage:
             **os.environ,
             "POSTROAD_FAILPOINT": failpoint,
             "POSTROAD_BUNDLED_SQLITE": "1",
-            "PYTHONPATH": f"{self._folder}:{root}",
+            "PYTHONPATH": os.pathsep.join((str(self._folder), root, os.environ.get("PYTHONPATH", ""))),
         }
 
     def _client(self, stream: str, key: str, data: str, failpoint: str) -> int:
@@ -259,6 +260,7 @@ def producer(place: Place) -> Postroad:
     url, schema = place
     post = Postroad(url, schema=schema, migrate=True)
     declare(post, OPTIONS, _nowhere(), faxes=True)
+    post.check_schema()
     return post
 
 

@@ -4,7 +4,8 @@ import asyncio
 import gc
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -237,3 +238,72 @@ def test_threads_that_never_end_take_no_slot_and_their_results_are_void(
     for key in ("stuck1", "stuck2"):
         assert (rows[key].status, rows[key].attempt) == ("dead_letter", 3)
         assert rows[key].last_error == "timeout after 0.2 s, still running"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
+def test_code_beside_the_handlers_may_raise_anything_as_well(open_app: OpenApp, error: BaseException) -> None:
+    """Filters, writes, replacements, sinks and observers that raise what would end a process end nothing."""
+    post = open_app()
+    rung: list[str] = []
+
+    def observer(name: str, values: Any) -> None:
+        if name == "turn.ended":
+            raise error
+
+    @post.alert_sink
+    def sink(alert: Any) -> None:
+        rung.append(alert.code)
+        if len(rung) == 1:
+            raise error
+
+    post.observe(observer)
+    post.sender(MAIL)(lambda d: None)
+    post.filter("filtered", NOTE)(raising(error, "sync"))
+    post.turn("filtered")(lambda t: None)
+    post.turn("writing", attempts=1)(lambda t: t.write(raising(error, "sync")))
+
+    @post.turn("doubled", attempts=1, on_duplicate=lambda t, key: raising(error, "sync")(t))
+    def doubled(t: Turn) -> None:
+        t.send(MAIL, {}, key="taken")
+
+    with post.begin() as tx:
+        tx.send(MAIL, {}, key="taken")
+    with post.running():
+        with post.begin() as tx:
+            for stream_type in ("filtered", "writing", "doubled"):
+                tx.publish(f"{stream_type}/1", NOTE, {"n": 1})
+        until(lambda: len(rung) >= 3, "both dead turns are told of, one of them twice")
+        until(lambda: post.read("filtered/1"), "the filtered one landed")
+    name = type(error).__name__
+    assert [e.kind for e in post.read("filtered/1")] == ["note"]
+    for stream in ("writing/1", "doubled/1"):
+        (entry,) = post.read(stream)
+        assert entry.kind == "postroad.failed"
+        assert name in entry.data["error"]
+
+
+def test_loops_that_could_not_start_or_have_died_are_not_silent(
+    open_app: OpenApp, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lifespan that fails fails the block at its beginning; a loop that dies is logged, and told at the end."""
+    post = open_app()
+
+    @asynccontextmanager
+    async def broken(_: Postroad) -> AsyncIterator[None]:
+        raise ConnectionError("no such host")
+        yield
+
+    monkeypatch.setattr(post, "_user_lifespan", broken)
+    with pytest.raises(ConnectionError):
+        with post.running():
+            pytest.fail("the loops do not run")
+    monkeypatch.undo()
+    caplog.clear()
+
+    async def killed(*_: Any) -> None:
+        raise RuntimeError("a loop's own fault")
+
+    monkeypatch.setattr("postroad.engine.pump.Pump._pause", killed)
+    with pytest.raises(RuntimeError, match="own fault"):
+        with post.running():
+            until(lambda: "the loops have ended" in caplog.text)

@@ -534,7 +534,7 @@ def test_only_takes_the_names_of_loops() -> None:
         ("dispatch.settled", {"id": "d1", "status": "dead_letter", "reason": "r", "stale": False},
          "dispatch d1 ended: r"),
         ("dispatch.settled", {"id": "d1", "status": "delivered", "reason": "r", "stale": False}, None),
-        ("dispatch.settled", {"id": "d1", "status": "expired", "reason": "r", "stale": True}, None),
+        ("dispatch.settled", {"id": "d1", "status": "expired", "reason": "r", "stale": True}, "dispatch d1: an attempt ended after its claim was over: r"),
         ("lease.lost", {"subject": "load/1"}, "the claim of load/1 is lost; its turn is given up"),
         ("turn.ended", {"stream": "load/1", "attempt": 2, "end": "failed", "error": "oh"},
          "turn of load/1, attempt 2: failed: oh"),

@@ -5,10 +5,11 @@ import contextvars
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from postroad.engine.declarations import is_async
 from postroad.model.clock import SECOND
+from postroad.model.payload import safe_error
 
 CANCEL_GRACE_SECONDS = 1.0
 
@@ -43,6 +44,21 @@ class Aborted:
 
 CallResult = Returned | Raised | TimedOut | Aborted
 Abort = asyncio.Future[str]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def contained(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call user code that runs in our own loops and threads.
+
+    What is no Exception, SystemExit and its like, would end these; it comes out as a RuntimeError that names it.
+    """
+    try:
+        return fn(*args, **kwargs)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(safe_error(error)) from error
 
 
 class Calls(Protocol):

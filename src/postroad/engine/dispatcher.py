@@ -9,7 +9,7 @@ from typing import Any, assert_never
 import msgspec
 from sqlalchemy import Connection
 
-from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut
+from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut, contained
 from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
 from postroad.engine.loop import Loop, Parts, waited_little
 from postroad.engine.telemetry import logger
@@ -152,7 +152,7 @@ class Dispatcher(Loop):
 
     async def _carry_out(self, claim: DispatchClaim, sender: Sender) -> CallResult:
         try:
-            body = sender.kind.decode(claim.body, claim.version)
+            body = contained(sender.kind.decode, claim.body, claim.version)
         except Exception as error:
             return Raised(error)
         now = self.parts.database.clock.wall()

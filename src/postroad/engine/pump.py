@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
+from postroad.engine.calls import contained
 from postroad.engine.loop import Loop
 from postroad.engine.telemetry import logger
 from postroad.model.dispatches import Alert
@@ -46,7 +47,7 @@ class Pump(Loop):
 def _ring_all(sinks: Sequence[Callable[[Alert], None]], alert: Alert) -> bool:
     try:
         for sink in sinks:
-            sink(alert)
+            contained(sink, alert)
     except Exception:
         logger.exception("an alert sink failed; the alert will ring again")
         return False

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from sqlalchemy import Connection
 
-from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut
+from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut, contained
 from postroad.engine.declarations import Decider, Filter
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger, traced
@@ -102,10 +102,12 @@ class Run:
     async def _decided(self, turn: Turn, *, replaced: bool = False) -> None:
         records = turn._end()
         decided_at = self.parts.database.clock.wall()
+
+        def write(conn: Connection) -> None:
+            contained(records.run_writes, conn)
+
         try:
-            done = await self._commit(
-                turn.commit_at(decided_at, self._reasons), records.run_writes if records.writes else None
-            )
+            done = await self._commit(turn.commit_at(decided_at, self._reasons), write if records.writes else None)
         except DuplicateEntry:
             if await self.parts.database.atransact(turns.drop_landed, self.hold):
                 self._ended(RunEnd.CONFLICT)
@@ -160,7 +162,7 @@ class Run:
             return
         turn = self._turn()
         try:
-            self.decider.on_duplicate(turn, key)
+            contained(self.decider.on_duplicate, turn, key)
         except Exception as broken:
             await self._failed(safe_error(broken), error=broken)
             return
@@ -258,7 +260,7 @@ def noops(parts: Parts, decider: Decider, claim: TurnClaim) -> dict[str, str]:
 def _reason(filter_: Filter, event: Event) -> str | None:
     """What a filter says, fit to be stored; one that fails says that the event needs a decision."""
     try:
-        reason = filter_.reason(event)
+        reason = contained(filter_.reason, event)
         return safe_error(reason) if reason else None
     except Exception as error:
         logger.error("a filter failed on %s of %s: %s", event.key, event.stream, traced(error))

@@ -125,14 +125,20 @@ def run_bounded(main: Coroutine[Any, Any, None]) -> None:
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(main)
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_GRACE_SECONDS))
-        loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
-        loop.close()
+        try:
+            _cancel_all(loop)
+        finally:
+            loop.close()
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_GRACE_SECONDS))
+    loop.run_until_complete(loop.shutdown_asyncgens())
 
 
 class Loops:
@@ -161,6 +167,8 @@ class Loops:
         )
         self._thread.start()
         started.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def __exit__(self, *error: object) -> None:
         assert self._thread is not None
@@ -177,6 +185,7 @@ class Loops:
         self._stop = asyncio.Event()
         started = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._serve(runtime, self._stop, lambda: started.set_result(None)))
+        self._task.add_done_callback(_told)
         await asyncio.wait({started, self._task}, return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
             self._task.result()
@@ -202,5 +211,12 @@ class Loops:
             run_bounded(main())
         except BaseException as error:
             self._failure = error
+            logger.error("the loops have ended", exc_info=error)
         finally:
             started.set()
+
+
+def _told(task: "asyncio.Task[None]") -> None:
+    """Loops that die in the middle of a block are told of at once, not only when it is left."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the loops have ended", exc_info=error)

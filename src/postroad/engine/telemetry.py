@@ -5,6 +5,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from postroad.engine.calls import contained
+
 logger = logging.getLogger("postroad")
 Observer = Callable[[str, Mapping[str, Any]], None]
 TRACE_LINES, TRACE_LINE_CHARACTERS = 40, 300
@@ -33,6 +35,6 @@ class Telemetry:
         """Tell the observers that something happened."""
         for fn in self._observers:
             try:
-                fn(name, values)
+                contained(fn, name, values)
             except Exception:
                 logger.exception("an observer failed on %s", name)

@@ -140,6 +140,8 @@ def apply(conn: Connection, moves: Sequence[Move], *, now: int) -> None:
         IllegalEdge: There is no such edge; nothing was written.
         StaleClaim: A row is not what the move says it is; the transaction must not be committed.
     """
+    if not moves:
+        return
     for each in moves:
         for before, after in _edges(each):
             check_edge(before, after)

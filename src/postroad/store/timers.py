@@ -197,9 +197,9 @@ def fire(conn: Connection, *, limit: int, now: int) -> FiredTimers:
     back for ever nor holds up its neighbours.
     """
     due = _rows(_DUE(conn, limit=limit, now=now).mappings())
-    failpoint("timers.due")
     if not due:
         return FiredTimers(0, 0)
+    failpoint("timers.due")
     refused = _publish(conn, due, now)
     failpoint("timers.published")
     _update(conn, [_ended(row, (row.stream, row.key) in refused, now) for row in due])
