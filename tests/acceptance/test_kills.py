@@ -80,11 +80,13 @@ def test_killed_while_a_message_goes_out(stage: Stage) -> None:
     history = stage.check(end=True)
     counts = arrivals(history)
     assert set(counts) == sends(history)
-    lost = {row.entity for row in history.transitions if (row.from_status, row.to_status) == ("delivering",) * 2}
-    again = {row.key for row in history.outbox if counts[row.key] > 1}
-    assert again <= {row.key for row in history.outbox if row.id in lost}
-    assert "dispatch.after_send.0" in again
-    assert len(again) >= 3  # killed in a send, and before the settle has committed
+    lost = Counter(
+        row.entity for row in history.transitions if (row.from_status, row.to_status) == ("delivering", "delivering")
+    )
+    for row in history.outbox:
+        assert counts[row.key] - 1 <= lost[row.id], row.key
+    # Each death between an arrival and the commit of its settle makes one that arrives again.
+    assert sum(counts.values()) - len(counts) >= 6
 
 
 def test_killed_while_timers_fire(stage: Stage) -> None:

@@ -5,7 +5,7 @@ import logging
 import pytest
 from sqlalchemy import Connection, create_engine
 
-from postroad import Postroad
+from postroad import Kind, Postroad
 from postroad.store import dialects
 
 
@@ -46,4 +46,22 @@ def test_nothing_is_prepared_on_the_server(postgres_url: str, fresh_schema: str)
         post.read("chat/1")
     with post.database.engine.connect() as conn:
         assert conn.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
+    post.close()
+
+
+def test_a_restarted_server_costs_the_next_caller_nothing(postgres_url: str, fresh_schema: str) -> None:
+    """Sessions that the server has ended are replaced before anybody hears of it: nothing had been written."""
+    post = Postroad(postgres_url, schema=fresh_schema, migrate=True)
+    note = Kind("note", dict[str, int])
+    with post.begin() as tx:
+        tx.publish("chat/1", note, {"n": 1}, key="a")
+    with post.database.engine.connect() as ours:
+        pid = ours.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    killer = create_engine(postgres_url)
+    with killer.begin() as conn:
+        conn.exec_driver_sql("SELECT pg_terminate_backend(%s)", (pid,))
+    killer.dispose()
+    for n in range(20):  # whichever session is next
+        with post.begin() as tx:
+            tx.publish("chat/1", note, {"n": n}, key=f"b{n}")
     post.close()

@@ -230,7 +230,9 @@ def is_busy(error: DBAPIError) -> bool:
 
 def is_transient(error: DBAPIError) -> bool:
     """Whether running the same transaction again may succeed and the database says that nothing was written."""
-    return is_busy(error) or getattr(error.orig, "sqlstate", None) in ("40001", "40P01", "55P03")
+    # A connection that broke before COMMIT has written nothing; another one may stand, as after a server's restart.
+    broken = error.connection_invalidated
+    return broken or is_busy(error) or getattr(error.orig, "sqlstate", None) in ("40001", "40P01", "55P03")
 
 
 def is_away(error: Exception) -> bool:
