@@ -1,30 +1,24 @@
-"""The dispatcher: claims due dispatches, has their senders carry them out, settles what came of it."""
+"""The dispatcher: claims due dispatches, has their senders carry them out, and hands over what came of it."""
 
 import asyncio
-import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, assert_never
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
 
-from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut, contained
+from postroad.engine.calls import Abort, CallResult, Raised, contained
 from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
 from postroad.engine.loop import Loop, Parts, waited_little
+from postroad.engine.settling import Settler, count_end
 from postroad.engine.telemetry import logger
-from postroad.model.clock import SECOND, moment
-from postroad.model.dispatches import Dispatch, Receipt
-from postroad.model.errors import CommitUnknown, GiveUp, OutcomeUnknown, RetryLater
+from postroad.engine.verdicts import judge
+from postroad.model.clock import moment
+from postroad.model.dispatches import Dispatch
+from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
-from postroad.model.lifecycle import Result, Status
-from postroad.model.payload import encode, safe_error
-from postroad.model.retry import floor_of
-from postroad.model.rows import ClaimedDispatches, DispatchClaim, Hold, Settled, Settlement
-from postroad.store import dispatch_claims, settle
-from postroad.store.dialects import is_away
-
-SETTLE_MAX = 200
+from postroad.model.rows import ClaimedDispatches, DispatchClaim, Hold, Settlement
+from postroad.store import dispatch_claims
 
 
 def claim_due(
@@ -56,9 +50,7 @@ class Dispatcher(Loop):
         self._senders = {sender.kind.name: sender for sender in parts.registry.senders.values()}
         self._sending: dict[str, dict[str, asyncio.Task[None]]] = {name: {} for name in self._senders}
         self._aborts: dict[str, Abort] = {}
-        self._results: list[Settlement] = []
-        self._refused: dict[tuple[str, str], int] = {}  # since when the database refuses a result, by id and token
-        self._settling: asyncio.Task[None] | None = None
+        self._settler = Settler(parts)
         self._unanswered: tuple[str, int] | None = None
 
     def leases(self) -> Iterable[int]:
@@ -66,7 +58,7 @@ class Dispatcher(Loop):
 
     async def step(self) -> bool:
         # What was sent comes first: while settling is impossible nothing new is sent.
-        await self._settle_waiting()
+        await self._settler.settle()
         self.stalls.look()
         wants = self._wants()
         if not wants:
@@ -84,7 +76,7 @@ class Dispatcher(Loop):
     async def finish(self) -> None:
         while tasks := [task for table in self._sending.values() for task in table.values()]:
             await asyncio.wait(tasks)
-        await self._settle_waiting()
+        await self._settler.settle()
 
     def abandon(self, why: str) -> None:
         for abort in list(self._aborts.values()):
@@ -106,7 +98,7 @@ class Dispatcher(Loop):
             self._unanswered = (token, asked)
             return await self._look_up(token)
         for ended in (row for one in found for row in one.ended):
-            self._ended(ended)
+            count_end(self.parts, ended)
             self.parts.wakeups.announce(("turns", "timers"))
         return [claim for one in found for claim in one.claims]
 
@@ -136,8 +128,8 @@ class Dispatcher(Loop):
         failpoint("dispatch.before_send")
         result = await self._carry_out(claim, sender)
         failpoint("dispatch.after_send")
-        self._results.append(self._judge(claim, sender, result))
-        await self._settle_quietly()
+        self._settler.add(self._judge(claim, sender, result))
+        await self._settler.settle_with_others()
 
     async def _still_ours(self, claim: DispatchClaim, sender: Sender, asked: int) -> bool:
         """A claim that has waited is looked at again; one that no attempt fits into any more is given back."""
@@ -192,149 +184,7 @@ class Dispatcher(Loop):
             fraction=self.parts.entropy.fraction(),
         )
 
-    async def _settle_waiting(self) -> None:
-        """Settle what there is. Only one settle is under way at a time: two would settle the same results twice.
-
-        What comes meanwhile shares the next batch.
-        """
-        if self._settling is None or self._settling.done():
-            self._settling = asyncio.ensure_future(self._settle_all())
-        await asyncio.shield(self._settling)
-
-    async def _settle_quietly(self) -> None:
-        try:
-            await self._settle_waiting()
-        except Exception as error:
-            # The next step settles first, and reports what hinders it.
-            logger.debug("%d results could not be settled yet: %s", len(self._results), error)
-
-    async def _settle_all(self) -> None:
-        while self._results:
-            batch = self._results[:SETTLE_MAX]
-            try:
-                await self._settle_group(batch)
-            except Exception as error:
-                if is_away(error):
-                    raise
-                await self._settle_singly(batch)
-
-    async def _settle_group(self, batch: list[Settlement]) -> None:
-        settled = await self._settle(batch)
-        failpoint("dispatch.after_settle")
-        if settled:
-            self._forget(batch)
-        for one in settled:
-            self._ended(one)
-        self.parts.wakeups.announce(("turns", "timers"))
-
-    async def _settle_singly(self, batch: list[Settlement]) -> None:
-        """One by one what the database has refused together: a result that it refuses must hold up no other.
-
-        Such a result is let go when others go through, or else when its lease is over: it then counts as an
-        attempt whose claimant was lost. Until then nothing new is sent.
-        """
-        refused: dict[str, Exception] = {}
-        for each in batch:
-            try:
-                await self._settle_group([each])
-            except Exception as error:
-                if is_away(error):
-                    raise
-                refused[each.id] = error
-                self._refused.setdefault((each.id, each.token), self.parts.database.clock.monotonic())
-        left = [each for each in batch if each.id in refused]
-        now = self.parts.database.clock.monotonic()
-        over = [each for each in left if now - self._refused[each.id, each.token] >= each.policy.lease]
-        let_go = left if len(left) < len(batch) else over
-        for each in let_go:
-            said = safe_error(refused[each.id])
-            logger.error("the result of dispatch %s is refused; its lease will free it: %s", each.id, said)
-        self._forget(let_go)
-        if len(let_go) < len(left):
-            raise refused[left[0].id]
-
-    def _forget(self, batch: list[Settlement]) -> None:
-        done = {(one.id, one.token) for one in batch}
-        self._results = [one for one in self._results if (one.id, one.token) not in done]
-        for one in done:
-            self._refused.pop(one, None)
-
-    async def _settle(self, batch: list[Settlement]) -> list[Settled]:
-        database = self.parts.database
-        lock = partial(settle.lock, settlements=batch)
-        try:
-            return await database.atransact(settle.settle, batch, lock=lock, urgent=True)
-        except CommitUnknown:
-            # What has happened must not be settled again: it would look like a late claimant's.
-            asked = {(one.id, one.token) for one in batch}
-            left = await database.aread(settle.unsettled, batch)
-            self._results = [one for one in self._results if (one.id, one.token) not in asked or one.id in left]
-            return []
-
-    def _ended(self, settled: Settled) -> None:
-        name = "stale" if settled.stale else _COUNTED.get(settled.status, "retried")
-        self.parts.count(name)
-        self.parts.telemetry.emit(
-            "dispatch.settled",
-            id=settled.id,
-            status=settled.status,
-            reason=settled.reason,
-            stale=settled.stale,
-        )
-
-
-_COUNTED: Mapping[str, str] = {
-    Status.DELIVERED: "delivered",
-    Status.DEAD_LETTER: "dead_letter",
-    Status.EXPIRED: "expired",
-}
-
 
 def claim_margin(sender: Sender) -> int:
     """How long after its claim an attempt may still begin, so that it ends well inside the lease."""
     return sender.policy.lease - sender.timeout - KILL_GRACE - LEASE_MARGIN
-
-
-def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, int]:
-    """What an attempt came to: the result, the error's text, the receipt, and a Retry-After in microseconds."""
-    unknown: Result = "unknown" if sender.on_unknown == "park" else "failed"
-    match result:
-        case Returned(None):
-            return "ok", "", None, 0
-        case Returned(str() as reference):
-            return "ok", "", _receipt(Receipt(reference)), 0
-        case Returned(Receipt() as receipt):
-            return "ok", "", _receipt(receipt), 0
-        case Returned(value):
-            if inspect.iscoroutine(value):
-                value.close()  # never awaited, so it has sent nothing
-            return (
-                "failed",
-                f"the sender returned {type(value).__name__}; success is Receipt, str or None",
-                None,
-                0,
-            )
-        case Raised(RetryLater() as error):
-            return "failed", safe_error(error), None, floor_of(error.after)
-        case Raised(GiveUp() as error):
-            return "permanent", safe_error(error), None, 0
-        case Raised(OutcomeUnknown() as error):
-            return unknown, safe_error(error), None, 0
-        case Raised(error):
-            return "failed", safe_error(error), None, 0
-        case TimedOut(stuck):
-            said = f"timeout after {sender.timeout / SECOND:g} s" + (", still running" if stuck else "")
-            return unknown, said, None, 0
-        case Aborted(why):
-            cut: Result = unknown if sender.on_unknown == "park" else "cut_short"
-            return cut, f"ended while sending: {why}", None, 0
-        case _:
-            assert_never(result)
-
-
-def _receipt(receipt: Receipt) -> str:
-    """What the provider said, as it can be stored; a provider's odd text must not undo a success."""
-    try:
-        return encode({"reference": receipt.reference, "data": dict(receipt.data)}, "receipt", bytes_max=64 * 1024)
-    except Exception as error:
-        return encode({"reference": safe_error(receipt.reference, 500), "error": safe_error(error, 500)}, "receipt")
