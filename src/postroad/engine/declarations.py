@@ -29,6 +29,8 @@ KILL_GRACE = 1 * SECOND
 LEASE_MARGIN = SECOND // 2
 LEASE_ABOVE_TIMEOUT = 5 * SECOND
 TURN_LEASE = 30 * SECOND
+# No code runs between claim and commit, so whoever is later than that is gone.
+RECORDED_LEASE = 5 * SECOND
 
 
 class Transport(Protocol):

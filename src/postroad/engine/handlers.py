@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from postroad.engine.declarations import (
+    RECORDED_LEASE,
     TURN_LEASE,
     Decider,
     Elsewhere,
@@ -205,7 +206,7 @@ class Handlers:
         """Events of these streams become entries; no code runs."""
         for stream_type in stream_types:
             name = check_stream_type(stream_type)
-            put(self._registry.deciders, name, Decider(stream_type=name, fn=None), "A turn")
+            put(self._registry.deciders, name, Decider(stream_type=name, fn=None, lease=RECORDED_LEASE), "A turn")
 
     def alert_sink(self, fn: Callable[[Alert], None]) -> Callable[[Alert], None]:
         """Where alerts go; by default one line on stderr. May be called twice for one alert, after a crash."""

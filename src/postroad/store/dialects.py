@@ -43,7 +43,7 @@ def open_engine(database: str | URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         _refuse_memory(url)
         return configure_sqlite(
-            create_engine(url, pool_reset_on_return=None, connect_args=_sqlite_module_args(), hide_parameters=True)
+            create_engine(url, connect_args=_sqlite_module_args(), hide_parameters=True)
         )
     if url.drivername != "postgresql+psycopg":
         raise InvalidInput(f"database must be sqlite or postgresql (psycopg), got {url.drivername}.", field="database")
@@ -207,7 +207,8 @@ def refusing_writes(conn: Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        conn.exec_driver_sql("PRAGMA query_only = OFF")
+        if not conn.invalidated:  # else it is thrown away
+            conn.exec_driver_sql("PRAGMA query_only = OFF")
 
 
 def aborted(conn: Connection) -> bool:

@@ -277,8 +277,8 @@ def renew(conn: Connection, holds: Sequence[Hold], *, lease: int, now: int) -> l
 
 
 def back_off(conn: Connection, hold: Hold, *, delay: int, error: str, end: RunEnd = RunEnd.FAILED, now: int) -> None:
-    """Leave the stream for `delay`; its set stays as it is. Raises StaleClaim."""
-    _leave(conn, hold, QueueState.BACKOFF, until=now + delay)
+    """Leave the stream for `delay`; its set stays as it is. A conflict is no failed attempt. Raises StaleClaim."""
+    _leave(conn, hold, QueueState.BACKOFF, until=now + delay, given_back=int(end is RunEnd.CONFLICT))
     end_run(conn, hold, end, error, now=now)
 
 

@@ -251,8 +251,8 @@ class Run:
             raise Unexpected("\n".join(self._trouble))
         history = History(
             options=self.options, now=self.clock.wall(), ledger=self.ledger, arrivals=list(self.sink.arrivals),
-            rung=list(self.sink.rung), tried=list(self.sink.tried),
-            sends=list(self.sink.sends), before=self.seen, end=end, **self._observer.read(tables), **self._observer.read(instruments),
+            rung=list(self.sink.rung), tried=list(self.sink.tried), sends=list(self.sink.sends), before=self.seen,
+            end=end, **self._observer.read(tables), **self._observer.read(instruments),
         )  # fmt: skip
         self.counts["checks"] += 1
         verify(history)
@@ -330,7 +330,7 @@ class Run:
         elif name == "dispatch.settled" and not values["stale"]:
             self.sink.sends.append((process.life, values["id"], str(values["reason"])))
         error = values.get("error")
-        if name in ("loop.error", "turn.error") and not _explained(error):
+        if name in ("loop.error", "turn.error") and not process.dead and not _explained(error):
             self._trouble.append(f"{process.name} {name}: {type(error).__name__}: {error}")
 
     def died(self, process: Process, where: str) -> None:
