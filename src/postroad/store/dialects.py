@@ -42,9 +42,7 @@ def open_engine(database: str | URL) -> Engine:
         url = url.set(drivername="sqlite")
     if url.get_backend_name() == "sqlite":
         _refuse_memory(url)
-        return configure_sqlite(
-            create_engine(url, connect_args=_sqlite_module_args(), hide_parameters=True)
-        )
+        return configure_sqlite(create_engine(url, connect_args=_sqlite_module_args(), hide_parameters=True))
     if url.drivername != "postgresql+psycopg":
         raise InvalidInput(f"database must be sqlite or postgresql (psycopg), got {url.drivername}.", field="database")
     return create_engine(
