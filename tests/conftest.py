@@ -11,6 +11,7 @@ elif SQLITE != "stdlib":
     raise ValueError(f"POSTROAD_TEST_SQLITE is bundled or stdlib, not {SQLITE!r}")
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +68,17 @@ def postgres_url(pytestconfig: pytest.Config) -> str:
         assert scheme in {"postgres", "postgresql", "postgresql+psycopg"}, "not the URL of a Postgres"
         return f"postgresql+psycopg://{rest}"
     return postgres_server.url_of(pytestconfig.stash[FOLDER], controller=pytestconfig.stash[CONTROLLER])
+
+
+@pytest.fixture
+def own_postgres(monkeypatch: pytest.MonkeyPatch) -> Iterator[postgres_server.Own]:
+    """A Postgres that the test may crash and start again."""
+    folder = postgres_server.make_folder()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    server = postgres_server.Own(folder)
+    yield server
+    server.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

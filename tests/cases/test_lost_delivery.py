@@ -1,8 +1,7 @@
 """What was accepted is never lost, and `delivered` is never written for what did not plainly succeed."""
 
 import asyncio
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,10 +9,9 @@ import pytest
 
 from postroad import Dispatch, InvalidInput, Kind, Postroad, Retry, Turn
 from postroad.store import runs
-from tests import postgres_server
-from tests.acceptance.test_database_gone import Server
 from tests.cases.apps import until
 from tests.engine.conftest import Open
+from tests.postgres_server import Own
 
 MAIL = Kind("mail", dict[str, str])
 NOTE = Kind("note", dict[str, int])
@@ -61,21 +59,10 @@ def test_handing_over_to_the_background_is_not_delivered(
     assert row.last_error.endswith("; success is Receipt, str or None")
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A Postgres that the test may stop."""
-    folder = postgres_server.make_folder()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    server = Server(folder)
-    yield server
-    server.close()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.mark.acceptance
-def test_what_is_sent_while_the_database_is_away_is_refused_to_the_caller(server: Server) -> None:
+def test_what_is_sent_while_the_database_is_away_is_refused_to_the_caller(own_postgres: Own) -> None:
     """Every call raises, none looks accepted, and a caller that tries again with its keys has each row once."""
-    post = Postroad(server.url, migrate=True)
+    post = Postroad(own_postgres.url, migrate=True)
     post.elsewhere("mail")
 
     def send(n: int) -> bool:
@@ -88,9 +75,9 @@ def test_what_is_sent_while_the_database_is_away_is_refused_to_the_caller(server
         return accepted.created
 
     assert send(0)
-    server.crash()
+    own_postgres.crash()
     assert [send(n) for n in range(10)] == [False] * 10
-    server.start()
+    own_postgres.start()
     until(lambda: all(send(n) or post.dispatches.get(f"k{n}") for n in range(10)))
     assert sorted(row.key for row in post.dispatches.list()) == [f"k{n}" for n in range(10)]
     post.close()

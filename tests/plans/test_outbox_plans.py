@@ -1,6 +1,5 @@
 """Each hot statement of the outbox is answered by its index, beside 100,000 finished dispatches."""
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,9 +7,10 @@ import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
-from postroad.store import dialects, dispatch_claims, dispatch_views, moves, outbox, schema, settle
+from postroad.store import dialects, dispatch_claims, dispatch_views, moves, outbox, settle
 from postroad.store.database import Database
 from postroad.store.statements import Statement, as_json
+from tests.plans.places import analyze, filled
 
 NOW = FakeClock().wall()
 FINISHED = 100_000
@@ -56,30 +56,13 @@ DUE = {"kind": "mail", "now": NOW, "limit": 50, "takeover": 1}
 def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """Much that is finished and little that is not, and a planner told that nothing is there, or the truth."""
     kind, told = request.param
-    if kind == "sqlite":
-        made = Database(f"sqlite:///{tmp_path_factory.mktemp('plans')}/test.db", clock=FakeClock())
-    else:
-        url = request.getfixturevalue("postgres_url")
-        made = Database(url, schema=f"test_plans_{secrets.token_hex(4)}", clock=FakeClock())
-    try:
-        fill(made)
+    with filled(request, tmp_path_factory, kind, fill) as made:
         if told == "true":
-            with made.engine.begin() as conn:
-                conn.exec_driver_sql("ANALYZE")
+            analyze(made)
         yield made
-    finally:
-        if made.schema:
-            with made.engine.begin() as conn:
-                conn.exec_driver_sql(f'DROP SCHEMA IF EXISTS "{made.schema}" CASCADE')
-        made.close()
 
 
 def fill(database: Database) -> None:
-    with database.engine.begin() as conn:
-        if database.schema:
-            conn.exec_driver_sql(f'CREATE SCHEMA "{database.schema}"')
-        schema.metadata.create_all(conn.execution_options(schema_translate_map={None: database.schema}))
-        conn.exec_driver_sql("ANALYZE")
     with database.engine.begin() as conn:
         first = 0
         for status, rows in GROUPS:

@@ -6,7 +6,6 @@ parameters and settings. What a claim touches is counted by the database, not ti
 
 import itertools
 import re
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,10 +16,11 @@ from sqlalchemy import event as hooks
 
 from postroad.model.clock import FakeClock
 from postroad.model.rows import ClaimedTurns, TurnCommit
-from postroad.store import inbox, log, queues, runs, schema, turns
+from postroad.store import inbox, log, queues, runs, turns
 from postroad.store.database import Database
 from postroad.store.statements import Statement
 from postroad.testing.contracts.streams import LEASE, decided, event, hold
+from tests.plans.places import analyze, filled
 
 NOW = FakeClock().wall()
 FINISHED = 100_000
@@ -54,32 +54,16 @@ READ_BY_INDEX = text("""
 def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """Much that is finished, and a planner that was told that nothing is there, or the truth."""
     kind, told = request.param
-    if kind == "sqlite":
-        made = Database(f"sqlite:///{tmp_path_factory.mktemp('plans')}/test.db", clock=FakeClock())
-    else:
-        url = request.getfixturevalue("postgres_url")
-        made = Database(url, schema=f"test_plans_{secrets.token_hex(4)}", clock=FakeClock())
-    try:
-        fill(made, analyze_last=told == "true")
+    with filled(request, tmp_path_factory, kind, fill) as made:
+        if told == "true":
+            analyze(made)
         yield made
-    finally:
-        if made.schema:
-            with made.engine.begin() as conn:
-                conn.exec_driver_sql(f'DROP SCHEMA IF EXISTS "{made.schema}" CASCADE')
-        made.close()
 
 
-def fill(database: Database, *, analyze_last: bool) -> None:
+def fill(database: Database) -> None:
     with database.engine.begin() as conn:
-        if database.schema:
-            conn.exec_driver_sql(f'CREATE SCHEMA "{database.schema}"')
-        schema.metadata.create_all(conn.execution_options(schema_translate_map={None: database.schema}))
-        if not analyze_last:
-            conn.exec_driver_sql("ANALYZE")
         for statement in FILL:
             statement(database.bind(conn), rows=FINISHED)
-        if analyze_last:
-            conn.exec_driver_sql("ANALYZE")
 
 
 @contextmanager

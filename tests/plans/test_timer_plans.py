@@ -1,6 +1,5 @@
 """The timers' and the status page's statements are answered by their indexes, however much is finished."""
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,12 +7,13 @@ import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
-from postroad.store import alerts, dialects, schema, status, timers
+from postroad.store import alerts, dialects, status, timers
 from postroad.store.database import Database
 from postroad.store.statements import Statement, as_json
+from tests.plans.places import filled
 
 NOW = FakeClock().wall()
-FINISHED = 20_000
+FINISHED = 100_000
 NUMBERS = "WITH RECURSIVE n(n) AS (SELECT CAST(1 AS bigint) UNION ALL SELECT n + 1 FROM n WHERE n < :rows)"
 FILL = [
     Statement(f"""INSERT INTO {{p}}timers (stream, key, fire_at, kind, data, spec, status, generation, updated_at)
@@ -37,27 +37,11 @@ FILL = [
 @pytest.fixture(params=["sqlite", "postgres"], scope="module")
 def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A database whose tables are full of what is finished, and whose statistics say that they are empty."""
-    if request.param == "sqlite":
-        made = Database(f"sqlite:///{tmp_path_factory.mktemp('plans')}/test.db", clock=FakeClock())
-    else:
-        url = request.getfixturevalue("postgres_url")
-        made = Database(url, schema=f"test_plans_{secrets.token_hex(4)}", clock=FakeClock())
-    try:
-        fill(made)
+    with filled(request, tmp_path_factory, request.param, fill) as made:
         yield made
-    finally:
-        if made.schema:
-            with made.engine.begin() as conn:
-                conn.exec_driver_sql(f'DROP SCHEMA IF EXISTS "{made.schema}" CASCADE')
-        made.close()
 
 
 def fill(database: Database) -> None:
-    with database.engine.begin() as conn:
-        if database.schema:
-            conn.exec_driver_sql(f'CREATE SCHEMA "{database.schema}"')
-        schema.metadata.create_all(conn.execution_options(schema_translate_map={None: database.schema}))
-        conn.exec_driver_sql("ANALYZE")
     with database.engine.begin() as conn:
         for statement in FILL:
             statement(database.bind(conn), rows=FINISHED, now=NOW)

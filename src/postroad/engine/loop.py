@@ -104,7 +104,10 @@ class Loop:
             )
         # A silence of a sixth of a lease is taken for a stall, in which nothing is taken over. A loop that looked
         # less often than that would never take over a claim at all.
-        self.interval = min([self.interval, *(lease // 8 for lease in self.leases())])
+        looks = [lease // 8 for lease in self.leases()]
+        self.interval = min([self.interval, *looks])
+        # Whoever has something to settle must be back before others take over, a third of a lease after a stall.
+        self._patience = min([TROUBLE.cap, *looks])
         self.stalls = Stalls(parts.database)
         self._woken = asyncio.Event()
         self._failures = 0
@@ -150,7 +153,8 @@ class Loop:
             self.parts.telemetry.emit("loop.error", loop=self.name, error=error, failures=self._failures)
             log = logger.exception if self._failures == 1 else logger.warning
             log("%s: step failed (%d in a row): %s", self.name, self._failures, error)
-            return self.interval + TROUBLE.delay(self._failures, self.parts.entropy.fraction())
+            delay = TROUBLE.delay(self._failures, self.parts.entropy.fraction())
+            return self.interval + min(delay, self._patience)
         if self._failures:
             logger.info("%s: working again after %d failures", self.name, self._failures)
             self._failures = 0
