@@ -22,7 +22,8 @@ from typing import Any
 
 START_SECONDS = 60
 STOP_SECONDS = 30
-SETTINGS = "max_connections = 200\n"
+# Plans are tested with the statistics that a test chose: no analysis comes in between.
+SETTINGS = "max_connections = 200\nautovacuum = off\n"
 ROOT = Path(__file__).parent.parent
 
 

@@ -286,3 +286,15 @@ def test_one_kind_has_one_sender() -> None:
     post, _ = app()
     with pytest.raises(Refused):
         post.sender(Kind("letter", dict[str, str], aliases=["mail"]))(lambda d: None)
+
+
+def test_what_newer_code_has_written_is_left_to_it(harness: Open) -> None:
+    """Older code, in a rolling update or after one was taken back, spends no attempt of a newer version's row."""
+    post, _ = app()
+    h = harness(post)
+    with post.begin() as tx:
+        tx.send(Kind("mail", dict[str, int], version=2), {"a": 1}, key="new")
+        tx.send(MAIL, {"a": "b"}, key="old")
+    h.advance(10_000)
+    assert [d.key for d in h.sent(MAIL)] == ["old"]
+    assert status(post, "new") == ("pending", "enqueued")

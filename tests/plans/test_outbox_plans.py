@@ -45,7 +45,7 @@ MOVES = as_json(
     ]
 )
 TOLD = as_json([{"stream": f"s/{n}", "event_id": f"out:{n}:delivered"} for n in range(100)])
-DUE = {"kind": "mail", "now": NOW, "limit": 50, "takeover": 1}
+DUE = {"kind": "mail", "now": NOW, "limit": 50, "takeover": 1, "version": 1}
 
 
 @pytest.fixture(

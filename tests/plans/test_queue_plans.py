@@ -25,7 +25,7 @@ from tests.plans.places import analyze, filled
 NOW = FakeClock().wall()
 FINISHED = 100_000
 DEEP = 100_000
-STREAMS = 1_000
+STREAMS = 10_000
 NUMBERS = "WITH RECURSIVE n(n) AS (SELECT CAST(0 AS bigint) UNION ALL SELECT n + 1 FROM n WHERE n + 1 < :rows)"
 FILL = [
     Statement(f"""INSERT INTO {{p}}streams (id, type, version) {NUMBERS}

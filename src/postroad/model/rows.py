@@ -214,10 +214,11 @@ class DispatchClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How a kind's dispatches are claimed and settled by the app that sends them."""
+    """How a kind's dispatches are claimed and settled by the app that sends them; `version` is the newest it knows."""
 
     kind: str
     lease: int
+    version: int = 2**31 - 1
     retry: Retry
     on_failure: Literal["event", "alert"] = "event"
     park_unknown: bool = False

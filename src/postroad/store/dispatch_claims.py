@@ -34,11 +34,12 @@ SELECT value AS kind, head FROM (
 """)
 
 # Rows are chosen and locked here and changed by their ids in a later statement: as one statement, a plan may
-# run the choice again for each row and claim more than the limit.
+# run the choice again for each row and claim more than the limit. Rows that newer code has written are left to it:
+# in a rolling update, or after one is taken back, older code could only spend their attempts.
 _DUE = Statement(
     "SELECT " + _COLUMNS + " FROM {p}outbox AS o "
     "WHERE o.kind = :kind AND o.status IN ('pending', 'delivering') AND o.due_at <= :now "
-    "AND (:takeover = 1 OR o.status = 'pending') "
+    "AND (:takeover = 1 OR o.status = 'pending') AND o.version <= :version "
     "ORDER BY o.due_at LIMIT :limit {skip_locked}"
 )
 
@@ -99,11 +100,13 @@ def claim(
 ) -> ClaimedDispatches:
     """Claim at most `limit` due dispatches of a kind, stored under any of its `names`, oldest due time first.
 
+    Those that were written in a newer version of the kind than the policy's are left to newer code.
+
     The claim is the start of an attempt and is counted. What may be sent no more is ended instead, with
     outcome and alert, and counts towards the limit: its deadline has passed, its last attempt's lease was
     lost, or its budget is spent. `takeover` False leaves claims alone whose lease is over.
     """
-    rows = _due(conn, names, limit=limit, takeover=takeover, now=now)
+    rows = _due(conn, policy, names, limit=limit, takeover=takeover, now=now)
     failpoint("dispatch.selected")
     ended = [move for row in rows if (move := _end(row, policy, now=now)) is not None]
     finished = {move.row.id for move in ended}
@@ -117,7 +120,9 @@ def claim(
     )
 
 
-def _due(conn: Connection, names: Sequence[str], *, limit: int, takeover: bool, now: int) -> list[Due]:
+def _due(
+    conn: Connection, policy: SendPolicy, names: Sequence[str], *, limit: int, takeover: bool, now: int
+) -> list[Due]:
     """Due rows, locked. Of several names the one that has waited longest comes first: none starves."""
     dialects.distrust_statistics(conn)
     if len(names) > 1:
@@ -125,7 +130,8 @@ def _due(conn: Connection, names: Sequence[str], *, limit: int, takeover: bool, 
     rows: list[Due] = []
     for name in names:
         if len(rows) < limit:
-            found = _DUE(conn, kind=name, limit=limit - len(rows), takeover=int(takeover), now=now)
+            left = limit - len(rows)
+            found = _DUE(conn, kind=name, limit=left, takeover=int(takeover), version=policy.version, now=now)
             rows.extend(moves.standing(row, Due) for row in found)
     return rows
 
