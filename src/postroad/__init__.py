@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CommitUnknown,
         ConcurrencyConflict,
         DatabaseBusy,
+        DatabaseReplaced,
         DispatchNotFound,
         GiveUp,
         InvalidInput,
@@ -59,9 +60,9 @@ _HOMES = {
     "model.dispatches": ("Accepted", "Alert", "Dispatch", "DispatchRow", "Receipt", "Withdrawn"),
     "model.errors": (
         "AckNotRequested", "AckRefused", "BadAckToken", "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy",
-        "DispatchNotFound", "GiveUp", "InvalidInput", "KeyConflict", "NestedTransaction", "NotInTransaction",
-        "OutcomeUnknown", "PostroadError", "Refused", "RetryLater", "SchemaMismatch", "SourceRefused", "Span",
-        "StaleClaim", "StreamDeleted", "TimerConflict", "TransactionAborted", "UnknownKind",
+        "DatabaseReplaced", "DispatchNotFound", "GiveUp", "InvalidInput", "KeyConflict", "NestedTransaction",
+        "NotInTransaction", "OutcomeUnknown", "PostroadError", "Refused", "RetryLater", "SchemaMismatch",
+        "SourceRefused", "Span", "StaleClaim", "StreamDeleted", "TimerConflict", "TransactionAborted", "UnknownKind",
     ),
     "model.events": ("Entry", "Event", "Outcome"),
     "model.folds": ("Fold",),
@@ -72,11 +73,11 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "OUTCOME", "TIMER_FIRED", "Accepted", "AckNotRequested", "AckRefused", "Alert", "BadAckToken", "CommitUnknown",
-    "ConcurrencyConflict", "DatabaseBusy", "Dispatch", "DispatchNotFound", "DispatchRow", "Dispatches", "Drained",
-    "Entry", "Event", "Fold", "GiveUp", "Handlers", "InvalidInput", "KeyConflict", "Kind", "Loops",
-    "NestedTransaction", "NotInTransaction", "Opening", "Outcome", "OutcomeUnknown", "Postroad", "PostroadError",
-    "Receipt", "Refused", "Retry", "RetryLater", "SchemaMismatch", "SourceRefused", "Span", "StaleClaim",
-    "StreamDeleted", "TimerConflict", "Tool", "Transaction", "TransactionAborted", "Transport", "Turn",
+    "ConcurrencyConflict", "DatabaseBusy", "DatabaseReplaced", "Dispatch", "DispatchNotFound", "DispatchRow",
+    "Dispatches", "Drained", "Entry", "Event", "Fold", "GiveUp", "Handlers", "InvalidInput", "KeyConflict", "Kind",
+    "Loops", "NestedTransaction", "NotInTransaction", "Opening", "Outcome", "OutcomeUnknown", "Postroad",
+    "PostroadError", "Receipt", "Refused", "Retry", "RetryLater", "SchemaMismatch", "SourceRefused", "Span",
+    "StaleClaim", "StreamDeleted", "TimerConflict", "Tool", "Transaction", "TransactionAborted", "Transport", "Turn",
     "UnknownKind", "Withdrawn",
 ]  # fmt: skip
 

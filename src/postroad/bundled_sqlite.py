@@ -2,7 +2,7 @@
 
 Import it first, before anything that imports `sqlite3`:
 
-    import postroad.bundled_sqlite  # the first import of the program
+    import postroad.bundled_sqlite  # the first import of the program, or of the module that `postroad run` loads
 
 SQLite 3.7.0 to 3.51.2 (but for 3.44.6 and 3.50.7) can lose committed pages when several connections reset
 the WAL at once, and the standard library comes with whatever SQLite its build found. Two copies of SQLite in
@@ -20,7 +20,8 @@ from types import ModuleType
 _MISSING = "postroad.bundled_sqlite needs the pysqlite3 wheel: pip install 'postroad[sqlite]'"
 _TOO_LATE = (
     "sqlite3 was imported before postroad.bundled_sqlite. Make `import postroad.bundled_sqlite` the first "
-    "import of the program: two copies of SQLite in one process drop each other's locks."
+    "import of the program (under `postroad run`, of the app's package; or start it as `postroad run "
+    "--bundled-sqlite`): two copies of SQLite in one process drop each other's locks."
 )
 _FAULTY = (
     "the installed pysqlite3 carries SQLite {version}, which has the WAL-reset fault. Install a wheel with "

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import math
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from postroad import (
     OUTCOME,
     Dispatch,
+    Fold,
     Handlers,
     InvalidInput,
     KeyConflict,
@@ -33,6 +35,7 @@ from postroad import (
     sqlite,
 )
 from postroad.store import moments
+from postroad.testing.harness import Harness
 
 pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning")
 
@@ -42,6 +45,8 @@ DEEP: Any = None
 for _ in range(100_000):
     DEEP = [DEEP]
 A_DAY = timedelta(days=1)
+WEST = timezone(timedelta(hours=-12))
+YEAR_1 = datetime.min.replace(tzinfo=timezone(timedelta(hours=12)))
 NAIVE = datetime.fromisoformat("2026-01-01T00:00")
 
 
@@ -145,6 +150,12 @@ CASES: list[tuple[str, str, Verb]] = [
     ("body of another type", "body", lambda tx: tx.send(LOOSE_SMS, {"text": 1})),
     ("no body where one is needed", "body", lambda tx: tx.send(SMS)),
     ("origin: NUL", "origin", lambda tx: tx.send(ANY, 1, origin={"by": "\0"})),
+    *((f"origin: {b!r}", "origin", lambda tx, b=b: tx.send(ANY, 1, origin=b))
+      for b in (None, 5, "ab", [1], {"by": 5}, {5: "by"})),
+    ("at: beyond the year 9999", "at", lambda tx: tx.send(ANY, 1, at=datetime.max.replace(tzinfo=WEST))),
+    ("timer at: before the year 1", "at", lambda tx: tx.set_timer("k", at=YEAR_1, stream="a/1")),
+    ("after: 5,000 digits", "after", lambda tx: tx.send(ANY, 1, after=10**5_000)),
+    ("write: no function", "fn", lambda tx: tx.write(5)),  # type: ignore[arg-type]
     ("origin: 5 kB", "origin", lambda tx: tx.send(ANY, 1, origin={"by": "x" * 5_000})),
     ("on_conflict", "on_conflict", lambda tx: tx.send(ANY, 1, on_conflict="ignore")),  # type: ignore[arg-type]
 ]  # fmt: skip
@@ -183,6 +194,38 @@ DECLARATIONS: list[tuple[str, str, Callable[[Handlers], object]]] = [
     ("alias: empty", "aliases", lambda _: Kind("a", Any, aliases=[""])),
     ("attempts: 0", "attempts", lambda _: Retry(attempts=0)),
     ("attempts: -1", "attempts", lambda _: Retry(attempts=-1)),
+    ("version: 2**31", "version", lambda _: Kind("a", Any, version=2**31)),
+    ("version: text", "version", lambda _: Kind("a", Any, version="1")),  # type: ignore[arg-type]
+    ("body: a number", "body", lambda _: Kind("a", 5)),  # type: ignore[arg-type]
+    ("body: a name", "body", lambda _: Kind("a", "Nothing")),  # type: ignore[arg-type]
+    *((f"aliases: {b!r}", "aliases", lambda _, b=b: Kind("a", Any, aliases=b)) for b in ("abc", 5, [7], None)),
+    *(
+        (f"upgrade: {b!r}", "upgrade", lambda _, b=b: Kind("a", Any, version=3, upgrade=b))
+        for b in (5, "ab", [print], {"1": print}, {1: 5}, {0: print}, {3: print}, {True: print})
+    ),
+    ("fold", "fold", lambda _: Fold("", int, max)),
+    ("fold: start", "start", lambda _: Fold("a", 0, max)),  # type: ignore[arg-type, type-var]
+    ("fold: step", "step", lambda _: Fold("a", int, 0)),  # type: ignore[arg-type]
+    ("fold: version", "version", lambda _: Fold("a", int, max, version=0)),
+    ("attempts: 2**31", "attempts", lambda _: Retry(attempts=2**31)),
+    ("attempts: the largest", "attempts", lambda _: Retry(attempts=sys.maxsize)),
+    ("attempts: 5,000 digits", "attempts", lambda _: Retry(attempts=10**5_000)),
+    ("jitter", "jitter", lambda _: Retry(jitter="no")),  # type: ignore[arg-type]
+    *((f"retry: {b!r}", "retry", lambda h, b=b: h.sender(SMS, retry=b)(print)) for b in (None, 5, "QUICK", Retry)),
+    ("concurrency: 10,001", "concurrency", lambda h: h.sender(SMS, concurrency=10_001)(print)),
+    ("turn concurrency: 10,001", "concurrency", lambda h: h.turn("a", concurrency=10_001)(print)),
+    ("turn attempts: 2**31", "attempts", lambda h: h.turn("a", attempts=2**31)(print)),
+    ("on_dead", "on_dead", lambda h: h.sender(SMS, on_dead="bogus")(print)),  # type: ignore[arg-type]
+    ("dedup_window", "dedup_window", lambda h: h.sender(SMS, dedup_window="x")(print)),  # type: ignore[arg-type]
+    ("debounce_max", "debounce_max", lambda h: h.turn("a", debounce_max="x")(print)),  # type: ignore[arg-type]
+    ("turn lease", "lease", lambda h: h.turn("a", lease=0)(print)),
+    ("tool version", "version", lambda h: h.tool(effect="read", version=2**31)),
+    *((f"include: {b!r}", "handlers", lambda h, b=b: h.include(b)) for b in (5, None, "", ":x", ".x", "os:path")),
+    ("kinds", "kind", lambda h: h.kinds(5)),  # type: ignore[arg-type]
+    ("elsewhere", "kind", lambda h: h.elsewhere(None)),  # type: ignore[arg-type]
+    ("filter of no kind", "kind", lambda h: h.filter("a", 5)),  # type: ignore[arg-type]
+    ("filter of no type", "stream_type", lambda h: h.filter("", SMS)),
+    ("recorded", "stream_type", lambda h: h.recorded(5)),  # type: ignore[arg-type]
     ("attempts: True", "attempts", lambda _: Retry(attempts=True)),
     ("budget: negative", "budget", lambda _: Retry(budget=-1)),
     ("first: NaN", "first", lambda _: Retry(first=math.nan)),
@@ -219,14 +262,140 @@ def test_a_lease_just_above_its_margin_is_accepted() -> None:
 
 def test_reading_refuses_what_it_cannot_read(post: Postroad) -> None:
     """`read` names the argument that is wrong."""
-    reads: dict[str, Callable[[], object]] = {
-        "stream": lambda: post.read("nothing"),
-        "after": lambda: post.read("a/1", after=-1),
-        "limit": lambda: post.read("a/1", limit=0),
-    }
-    for field, read in reads.items():
-        with pytest.raises(InvalidInput, match=rf"\b{field}\b"):
+    anything: Any = post
+    reads: list[tuple[str, Callable[[], object]]] = [
+        ("stream", lambda: post.read("nothing")),
+        ("stream", lambda: anything.read(5)),
+        *[("after", lambda b=b: anything.read("a/1", after=b)) for b in (-1, "x", 2**63, None)],
+        *[("limit", lambda b=b: anything.read("a/1", limit=b)) for b in (0, -5, True, 10_001, 10**5_000)],
+        *[("limit", lambda b=b: anything.dispatches.list(limit=b)) for b in (0, -5, "x", None, 10_001, 2**70)],
+        *[("status", lambda b=b: anything.dispatches.list(status=b)) for b in ("x", 5, "", "a\0b", ["pending"])],
+        *[("kind", lambda b=b: anything.dispatches.list(kind=b)) for b in (5, "", "a\0b", SURROGATE)],
+        *[("to", lambda b=b: anything.dispatches.list(to=b)) for b in (5, "a\0b", SURROGATE)],
+        *[("id", lambda b=b: anything.dispatches.get(b)) for b in (5, None, "\0", SURROGATE, "", "k" * 600)],
+        ("accepted", lambda: anything.position(5)),
+        ("fn", lambda: anything.observe(5)),
+        ("pump_interval", lambda: anything.runtime(pump_interval="x")),
+    ]
+    for field, read in reads:
+        with pytest.raises(InvalidInput, match=rf"\b{field}\b") as refused:
             read()
+        assert str(refused.value).startswith("This value is not accepted. ")
+
+
+def test_an_operator_may_ask_for_each_status(post: Postroad) -> None:
+    """The six statuses are taken as they are, and an empty destination is no filter."""
+    with post.begin() as tx:
+        tx.send(ANY, 1, to="here")
+    assert post.dispatches.list(status="pending", to="")
+    for status in ("delivering", "delivered", "acked", "dead_letter", "expired"):
+        assert all(found.status == status for found in post.dispatches.list(status=status))
+
+
+def test_a_turn_refuses_what_it_cannot_read(url: tuple[str, str | None]) -> None:
+    """`log` and `fold` name the argument that is wrong, and the turn goes on."""
+    stream_type, refused = f"asking_{secrets.token_hex(4)}", list[object]()
+    with contextlib.closing(Postroad(url[0], schema=url[1], migrate=True)) as post:
+
+        @post.turn(stream_type)
+        def ask(turn: Turn) -> None:
+            anything: Any = turn
+            for bad in (-1, 10_001, "x", True, None):
+                with pytest.raises(InvalidInput) as error:
+                    anything.log(last=bad)
+                refused.append(error.value.about["field"])
+            with pytest.raises(InvalidInput, match="fold"):
+                anything.fold(5)
+            with pytest.raises(InvalidInput, match="stream"):
+                anything.set_timer("k", after=1, stream=5)
+
+        with post.begin() as tx:
+            tx.publish(f"{stream_type}/1", ANY, 1)
+        assert post.drain().turns == 1
+        assert [entry.kind for entry in post.read(f"{stream_type}/1")] == ["any"]
+    assert refused == ["last"] * 5
+
+
+APPS: list[tuple[str, dict[str, Any]]] = [
+    *(("database", {"database": b}) for b in ("", "foo", 5, [], "sqlite+foo:///x", "mysql://localhost/x")),
+    *(("database", {"database": b}) for b in ("postgresql://u:hush@h:abc/x", "postgresql://u:hush@h:99999/x")),
+    ("schema", {"schema": 5}),
+    ("schema", {"schema": ""}),
+    ("migrate", {"migrate": "yes"}),
+    ("lifespan", {"lifespan": 5}),
+]
+
+
+@pytest.mark.parametrize(("field", "given"), APPS, ids=[repr(given) for _, given in APPS])
+def test_an_app_refuses_its_settings(field: str, given: dict[str, Any]) -> None:
+    """What cannot be an app's database or setting is refused where the app is made; no password is shown."""
+    with pytest.raises(InvalidInput, match=rf"\b{field}\b") as refused:
+        Postroad(**given)
+    assert "hush" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("option", ["nonsense=1", "connect_timeout=1&autocommit=1", "timeout=abc", "host=h:abc"])
+def test_an_option_that_no_driver_takes_is_refused(url: tuple[str, str | None], option: str) -> None:
+    """An option of the URL that the driver does not know, or a value of the wrong type, is refused on first use."""
+    if url[0].startswith("sqlite") and option != "timeout=abc":
+        pytest.skip("SQLite's driver takes any")
+    with pytest.raises(InvalidInput, match="database"):
+        Postroad(f"{url[0]}{'&' if '?' in url[0] else '?'}{option}").check_schema()
+
+
+HARNESSES: list[tuple[str, Callable[[Postroad], object]]] = [
+    ("post", lambda _: Harness(5)),  # type: ignore[arg-type]
+    *(("start", lambda post, b=b: Harness(post, start=b)) for b in ("soon", "2026-01-01T00:00", 5, NAIVE)),
+    ("senders", lambda post: Harness(post, senders="no")),  # type: ignore[arg-type]
+    *(("seed", lambda post, b=b: Harness(post, seed=b)) for b in ("x", -1, None)),
+    ("database", lambda post: Harness(post, database="foo").__enter__()),
+    ("by", lambda post: Harness(post).clock.jump("x")),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("field", "make"), HARNESSES)
+def test_a_harness_refuses_its_settings(field: str, make: Callable[[Postroad], object]) -> None:
+    """A harness names the setting that is wrong."""
+    with pytest.raises(InvalidInput, match=rf"\b{field}\b"):
+        make(Postroad())
+
+
+def test_a_harness_refuses_bad_questions() -> None:
+    """What a test asks of its harness is checked as well."""
+    post = Postroad()
+    post.sender(SMS)(print)
+    with Harness(post) as harness:
+        anything: Any = harness
+        asked: list[tuple[str, Callable[[], object]]] = [
+            ("by", lambda: anything.advance("x")),
+            ("kind", lambda: anything.sent(5)),
+            ("kind", lambda: anything.fail(5, ValueError())),
+            ("error", lambda: anything.fail(SMS, 5)),
+            ("times", lambda: anything.fail(SMS, ValueError(), times=-1)),
+            ("stream", lambda: anything.entries("x")),
+        ]
+        for field, ask in asked:
+            with pytest.raises(InvalidInput, match=rf"\b{field}\b"):
+                ask()
+
+
+def test_the_largest_numbers_are_stored(url: tuple[str, str | None]) -> None:
+    """The largest version and attempts that are accepted fit both databases."""
+    largest: Kind[Any] = Kind(f"largest_{secrets.token_hex(4)}", Any, version=2**31 - 1)
+    with contextlib.closing(Postroad(url[0], schema=url[1], migrate=True)) as post:
+        post.sender(largest, retry=Retry(attempts=1_000_000), concurrency=10_000)(lambda d: None)
+        post.recorded(largest.name)
+        with post.begin() as tx:
+            sent = tx.send(largest, 1, at=datetime.min.replace(tzinfo=UTC))
+            later = tx.send(largest, 1, at=datetime.max.replace(tzinfo=UTC))
+            tx.publish(f"{largest.name}/1", largest, 1)
+        assert post.drain().delivered == 1
+        found, waits = post.dispatches.get(sent.id), post.dispatches.get(later.id)
+    assert found is not None
+    assert found.max_attempts == 1_000_000
+    assert waits is not None
+    assert waits.due_at == datetime.max.replace(tzinfo=UTC)
 
 
 def test_an_async_engine_is_refused_with_the_cure() -> None:
@@ -236,9 +405,9 @@ def test_an_async_engine_is_refused_with_the_cure() -> None:
             Postroad(create_async_engine(made))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", ["sqlite://", "sqlite:///:memory:", "mysql://localhost/x"])
+@pytest.mark.parametrize("given", ["sqlite://", "sqlite:///:memory:"])
 def test_a_database_that_cannot_hold_our_rows_is_refused(given: str) -> None:
-    """A SQLite database in memory or another server is refused on first use."""
+    """A SQLite database in memory is refused on first use."""
     with pytest.raises(InvalidInput, match="database"):
         Postroad(given).check_schema()
 
@@ -306,6 +475,18 @@ def test_a_connection_to_another_database_is_refused(post: Postroad, tmp_path: P
             enter(post.join(conn))
         assert conn.exec_driver_sql("select count(*) from sqlite_master").scalar_one() == 0
     other.dispose()
+
+
+def test_a_connection_to_memory_is_refused(post: Postroad) -> None:
+    """A transaction of a SQLite database in memory is refused: it cannot be the app's."""
+    if not post.database.is_sqlite:
+        pytest.skip("SQLite only")
+    for engine in (create_engine("sqlite://"), create_engine("sqlite:///:memory:")):
+        with engine.begin() as conn:
+            with pytest.raises(Refused, match=r"in memory|:memory:"):
+                enter(post.join(conn))
+            assert conn.exec_driver_sql("select count(*) from sqlite_master").scalar_one() == 0
+        engine.dispose()
 
 
 @pytest.mark.parametrize("longest", ["k" * 512, EMOJI * 128, "ключ" * 64])

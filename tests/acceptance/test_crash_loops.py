@@ -43,6 +43,16 @@ async def chat(turn):
             os._exit(137)
 
 post.filter("chat", OUTCOME)(lambda event: "sent")
+
+@post.turn("sieve", attempts=2, lease=1)
+async def sieve(turn):
+    note(f"turn {turn.stream} {turn.attempt}")
+
+@post.filter("sieve", "note")
+def look(event):
+    note(f"filter {event.stream}")
+    if event.key == "eats-memory":
+        os._exit(137)
 """
 
 
@@ -120,3 +130,37 @@ def test_a_turn_that_kills_its_process_dies_without_its_neighbours(
     starts = Counter(line.rsplit(" ", 1)[0] for line in journal)
     assert starts["turn eats-memory"] == deaths == 2
     assert all(line.endswith((" 1", " 2")) for line in journal), "no neighbour was tried more than twice"
+
+
+def test_a_filter_that_kills_its_process_dies_without_its_neighbours(
+    place: tuple[str, str | None], post: Postroad, tmp_path: Path
+) -> None:
+    """A filter is user code: counted, run alone before its cap, and never after it; who waited beside it lands."""
+    with post.begin() as tx:
+        tx.publish("sieve/0", NOTE, {}, key="eats-memory")
+        for n in range(1, 4):
+            tx.publish(f"sieve/{n}", NOTE, {}, key="fine")
+    journal, deaths = supervise(place, tmp_path, post)
+    (entry,) = post.read("sieve/0")
+    assert (entry.kind, entry.data["reason"]) == ("postroad.failed", "turn.dead.interrupted")
+    for n in range(1, 4):
+        assert [e.kind for e in post.read(f"sieve/{n}")] == ["note"]
+    assert journal.count("filter sieve/0") == deaths == 2
+
+
+@pytest.mark.parametrize("streams", [("chat/0", "chat/1", "chat/2"), ("chat/2", "chat/1", "chat/0")])
+def test_what_never_began_at_its_cap_is_not_counted(
+    place: tuple[str, str | None], post: Postroad, tmp_path: Path, streams: tuple[str, ...]
+) -> None:
+    """Whichever stream the killer is in: of those that must run alone, one begins and the others are put back."""
+    bad, *fine = streams
+    with post.begin() as tx:
+        tx.publish(bad, NOTE, {}, key="eats-memory")
+        for stream in fine:
+            tx.publish(stream, NOTE, {}, key="fine")
+    journal, deaths = supervise(place, tmp_path, post)
+    assert [e.kind for e in post.read(bad)] == ["postroad.failed"]
+    for stream in fine:
+        assert [e.kind for e in post.read(stream)] == ["note"]
+    assert journal.count("turn eats-memory 1") == journal.count("turn eats-memory 2") == 1
+    assert deaths == 2

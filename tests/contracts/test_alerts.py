@@ -25,6 +25,14 @@ def test_an_alert_waits_until_it_is_rung(run: Run, clock: FakeClock) -> None:
     assert [number for number, _ in run(alerts.unrung)] == [second]
 
 
+def test_unrung_alerts_are_read_in_pages(run: Run) -> None:
+    """`after` goes on behind the last one that was read."""
+    raised(run, "one", "two", "three")
+    [(first, _), (second, _)] = run(alerts.unrung, limit=2)
+    assert [alert.code for _, alert in run(alerts.unrung, after=second, limit=2)] == ["three"]
+    assert len(run(alerts.unrung, after=first)) == 2
+
+
 def test_nothing_to_do(run: Run) -> None:
     """No alert raised and none marked are no statements at all."""
     run(alerts.raise_alerts, [])

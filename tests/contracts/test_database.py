@@ -323,12 +323,16 @@ def test_there_is_one_place_that_retries() -> None:
 
 
 def test_a_locked_sqlite_file_is_busy(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write lock that another connection never gives back ends in DatabaseBusy after a bounded wait."""
+    """A write lock that is never given back ends in DatabaseBusy after two waits, with the likely cause and cure."""
+    assert dialects.BUSY_MILLISECONDS * database_module.BUSY_TRIES == 10_000
     monkeypatch.setattr(dialects, "BUSY_MILLISECONDS", 20)
     database = Database(f"sqlite:///{sqlite_path}", clock=FakeClock())
     with database.engine.begin():
-        with pytest.raises(DatabaseBusy, match="nothing was written"):
+        once, tried = database._once, []
+        monkeypatch.setattr(database, "_once", lambda *args, **kw: (tried.append(1), once(*args, **kw)))
+        with pytest.raises(DatabaseBusy, match=r"nothing was written.*post\.join\(connection\).*locked"):
             database.transact(add, "a")
+    assert len(tried) == 2
     database.close()
 
 
@@ -678,6 +682,16 @@ def test_a_faulty_sqlite_is_warned_of(version: str, monkeypatch: pytest.MonkeyPa
         dialects.warn_of_sqlite_fault()
     assert "import postroad.bundled_sqlite" in str(caught[0].message)
     assert "walresetbug" in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+def test_without_a_user_s_line_the_warning_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only our code and libraries called, no line of theirs is named."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 40, 1))
+    monkeypatch.setattr(dialects.sysconfig, "get_path", lambda _: "")  # as if all files were a library's
+    with pytest.warns(dialects.SQLiteVersionWarning) as caught:
+        dialects.warn_of_sqlite_fault()
+    assert (caught[0].filename, caught[0].lineno) == ("postroad", 0)
 
 
 @pytest.mark.parametrize("version", [(3, 6, 23), (3, 44, 6), (3, 50, 7), (3, 51, 3), (3, 52, 0)])

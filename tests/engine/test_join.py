@@ -9,7 +9,18 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from postroad import Dispatch, InvalidInput, KeyConflict, Kind, NotInTransaction, Postroad, Refused, sqlite
+from postroad import (
+    DatabaseBusy,
+    Dispatch,
+    InvalidInput,
+    KeyConflict,
+    Kind,
+    NotInTransaction,
+    Postroad,
+    Refused,
+    sqlite,
+)
+from postroad.store import dialects
 
 MAIL = Kind("mail", dict[str, str])
 
@@ -218,5 +229,24 @@ def test_the_users_engine_serves_as_the_apps(sqlite_path: Path) -> None:
     with engine.begin() as conn, post.join(conn) as tx:
         tx.send(MAIL, {"a": "b"}, key="k")
     assert post.drain().delivered == 1
+    post.close()
+    engine.dispose()
+
+
+def test_a_begin_inside_of_one_s_own_sqlite_transaction_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`begin` inside a write transaction of the same program waits in vain; the error names `join`, which works."""
+    monkeypatch.setattr(dialects, "BUSY_MILLISECONDS", 20)
+    engine = sqlite.configure(create_engine(f"sqlite:///{tmp_path / 'own.db'}"))
+    post = Postroad(engine)
+    post.kinds(Kind("any", Any))
+    post.check_schema()
+    with engine.begin() as conn:
+        with pytest.raises(DatabaseBusy, match=r"post\.join\(connection\)"), post.begin() as tx:
+            tx.send("any", 1)
+        with post.join(conn) as tx:
+            sent = tx.send("any", 1)
+    assert post.dispatches.get(sent.id) is not None
     post.close()
     engine.dispose()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from postroad import Dispatch, InvalidInput, Kind, Postroad, Retry, Turn, sqlite
-from postroad.model.clock import SECOND
+from postroad.engine.loop import Stalls
+from postroad.model.clock import SECOND, FakeClock
 from postroad.store import moments, runs
 
 NOTE = Kind("note", dict[str, int])
@@ -230,9 +231,9 @@ def test_a_users_long_write_transaction_costs_no_claim(sqlite_path: Path) -> Non
     sent: list[tuple[str, int]] = []
 
     def declare(post: Postroad) -> Postroad:
-        @post.sender("s", timeout=0.2, lease=2)
+        @post.sender("s", timeout=1.5, lease=3.2)
         def send(d: Dispatch[Any]) -> None:
-            time.sleep(0.15)
+            time.sleep(0.1)
             sent.append((d.key, d.attempt))
 
         return post
@@ -249,7 +250,7 @@ def test_a_users_long_write_transaction_costs_no_claim(sqlite_path: Path) -> Non
         until(lambda: len(sent) >= 10)
         with engine.begin() as conn:
             conn.execute(text("create table if not exists mine (id integer)"))
-            time.sleep(3.5)
+            time.sleep(4.5)
         until(lambda: idle(one))
     engine.dispose()
     one.close()
@@ -316,3 +317,24 @@ def test_the_runtime_does_not_end_with_its_trouble(open_app: Callable[[], Postro
 
     asyncio.run(serve())
     assert troubles == ["dispatcher", "dispatcher"]
+
+
+def test_a_transaction_that_had_to_wait_is_a_stall(open_app: Callable[[], Postroad]) -> None:
+    """After a claim that waited for the database nothing is taken over for a third of the lease."""
+    database = open_app().database
+    clock = FakeClock()
+    database.clock = clock
+    stalls = Stalls(database)
+    stalls.look()
+    clock.advance(3)  # the claim's own transaction waits
+    stalls.answered()
+    assert not stalls.may_take_over(6 * SECOND)
+    clock.advance(1.9)
+    stalls.look()
+    assert not stalls.may_take_over(6 * SECOND)
+    clock.advance(0.2)
+    stalls.look()
+    stalls.answered()
+    clock.advance(2.1)
+    assert stalls.may_take_over(6 * SECOND)
+    assert stalls.may_take_over(60 * SECOND)

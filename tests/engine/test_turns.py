@@ -10,6 +10,7 @@ from postroad import (
     OUTCOME,
     TIMER_FIRED,
     Dispatch,
+    Event,
     Fold,
     GiveUp,
     InvalidInput,
@@ -26,6 +27,12 @@ from tests.engine.conftest import Open
 
 NOTE = Kind("note", dict[str, int])
 MAIL = Kind("mail", dict[str, str])
+
+
+class Lazy:
+    """Makes a coroutine that nobody awaits."""
+
+    async def made(self) -> None: ...
 
 
 def app(**turn: Any) -> tuple[Postroad, list[list[str]]]:
@@ -506,3 +513,69 @@ def test_position_says_how_many_stand_before(harness: Open) -> None:
         again = tx.publish("chat/1", NOTE, {"n": 1}, key=first.id)
     assert not again.created
     assert post.position(again) is None
+
+
+def test_filters_are_asked_once_per_event(harness: Open) -> None:
+    """A set is filtered once in a run, whether its beginning is answered or not."""
+    post, seen = app()
+    asked: list[str] = []
+
+    def odd(event: Event) -> str | None:
+        asked.append(event.key)
+        return "odd" if event.data["n"] % 2 else None
+
+    post.filter("chat", NOTE)(odd)
+    h = harness(post)
+    publish(post, "a", "b", "c")
+    h.drain()
+    assert asked == ["a", "b", "c"]
+    assert seen == [["a", "c"]]
+
+
+@pytest.mark.parametrize("answer", [True, 1, "", ["why"], Lazy()], ids=["true", "int", "empty", "list", "coroutine"])
+def test_a_filter_answers_with_a_text_or_none(harness: Open, answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Any other answer is logged, and the event is decided on."""
+    post, seen = app()
+    post.filter("chat", NOTE)(lambda e: answer.made() if isinstance(answer, Lazy) else answer)
+    h = harness(post)
+    publish(post, "a")
+    h.drain()
+    assert seen == [["a"]]
+    assert kinds(h) == ["note"]
+    assert "a filter failed on a" in caplog.text
+
+
+def test_the_same_said_twice_in_a_turn_is_said_once(harness: Open) -> None:
+    """Same key and content twice is one dispatch, as in `begin`; other content is a duplicate key."""
+    post, _ = app()
+    accepted: list[Any] = []
+
+    def twice(t: Turn) -> None:
+        if t.events[0].kind == "note":
+            accepted.extend(t.send(MAIL, {"a": "b"}, to="x", key="k1") for _ in range(2))
+
+    post.state = twice
+    h = harness(post)
+    publish(post, "a")
+    h.drain()
+    assert kinds(h) == ["note", "postroad.outcome"]
+    assert [(one.id == accepted[0].id, one.created) for one in accepted] == [(True, True), (True, False)]
+    assert len(h.sent(MAIL)) == 1
+    post.state = lambda t: [t.send(MAIL, {"a": text}, key="k2") for text in "bc"] and None
+    publish(post, "b")
+    h.drain()
+    assert raised(h) == ["turn.duplicate_key"]
+    assert len(h.sent(MAIL)) == 1
+
+
+def test_a_replacement_around_an_async_function_fails(harness: Open) -> None:
+    """An `on_duplicate` that returns a coroutine decided nothing: the attempt fails and says why."""
+    post, _ = app(attempts=1, on_duplicate=lambda t, key: Lazy().made())
+    post.state = lambda t: t.send(MAIL, {}, key="taken") and None
+    h = harness(post)
+    with post.begin() as tx:
+        tx.send(MAIL, {"first": ""}, key="taken")
+    publish(post, "a")
+    h.drain()
+    (entry,) = h.entries("chat/1")
+    assert (entry.kind, "async" in entry.data["error"]) == ("postroad.failed", True)

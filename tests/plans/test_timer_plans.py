@@ -78,7 +78,7 @@ ROWS = as_json([timers.TimerRow(stream=f"load/{n}", key="key", status="fired", f
         (timers._LOCK, {"keys": KEYS, "size": 5}, "postroad_timers"),
         (timers._FIND, {"keys": KEYS, "size": 5}, "postroad_timers"),
         (timers._UPDATE, {"timers": ROWS, "size": 5}, "postroad_timers"),
-        (alerts._UNRUNG, {"limit": 100}, "postroad_alerts_unrung"),
+        (alerts._UNRUNG, {"after": 0, "limit": 100}, "postroad_alerts_unrung"),
         (alerts._MARK, {"ids": "[1,2,3]", "now": NOW}, "postroad_alerts"),
     ],
     ids=["due", "next", "armed", "of stream", "lock", "find", "update", "unrung", "mark"],

@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 
 import postroad
 from postroad import GiveUp, Kind, Postroad, Retry
+from postroad.engine import running as engine_running
 from postroad.engine.config import BadSetting
 from postroad.model import failpoints
+from postroad.model.clock import SECOND
 from postroad.model.errors import ConcurrencyConflict, DatabaseBusy, KeyConflict
 from postroad.store import dialects, migrations, schema
 from postroad.store.database import Database
@@ -421,6 +423,132 @@ def test_a_bundled_sqlite_that_comes_too_late_is_refused() -> None:
     done = python("-c", code, "--bundled-sqlite", "status")
     assert done.returncode == 1
     assert "sqlite3 was imported before" in done.stderr
+
+
+def test_an_app_may_bring_the_bundled_sqlite_itself(tmp_path: Path) -> None:
+    """`postroad run` loads an app before any SQLite, so that the import which the README names is early enough."""
+    (tmp_path / "bundled.py").write_text(
+        "import postroad.bundled_sqlite\nimport sqlite3\nfrom postroad import Postroad\n"
+        "print(sqlite3.__name__, flush=True)\n"
+        "post = Postroad('sqlite:///bundled.db', lifespan=lambda post: 1 / 0)\n"
+    )
+    done = python("-m", "postroad", "run", "bundled:post")
+    assert done.stdout == "pysqlite3\n", done.stderr
+    assert " runs turns, sends, timers on sqlite:///bundled.db" in done.stderr
+    assert "can corrupt" not in done.stderr
+
+
+def test_the_parts_are_those_of_the_engine() -> None:
+    """The command knows the loops' names and the default grace before it loads any of them."""
+    assert running.PARTS == engine_running.PARTS
+    assert running.GRACE_SECONDS * SECOND == engine_running.GRACE
+
+
+@pytest.mark.parametrize(
+    ("database", "said", "code"),
+    [
+        ("sqlite:///garbage.db", "sqlite:///garbage.db: file is not a database", 1),
+        ("sqlite:///folder", "sqlite:///folder: unable to open database file", 1),
+        ("postgresql://me:s3cret@/nothing?host=/nowhere", "postgresql://me:***@/nothing?host=/nowhere: ", 1),
+        ("foo", "must begin with sqlite:///, postgres:// or postgresql://", 2),
+        ("postgresql://u:s3cret@h:port/d", "is not a database's URL", 2),
+    ],
+)
+@pytest.mark.parametrize("where", ["option", "code"])
+def test_a_database_that_cannot_be_used_is_one_line(
+    database: str, said: str, code: int, where: str, tmp_path: Path
+) -> None:
+    """`postroad run` on what is no database, or not there, says so in one line, without password and traceback."""
+    if where == "code" and code == 2:
+        said = "This value is not accepted. database must be"
+    (tmp_path / "garbage.db").write_bytes(b"no database at all, but long enough to be taken for one" * 100)
+    (tmp_path / "folder").mkdir()
+    written = database if where == "code" else "sqlite:///other.db"
+    (tmp_path / "plain.py").write_text(f"from postroad import Postroad\npost = Postroad({written!r})\n")
+    done = python("-m", "postroad", "--bundled-sqlite", "run", "plain:post",
+                  *(("--database", database) if where == "option" else ()))  # fmt: skip
+    assert done.returncode == code, done.stderr
+    [line] = done.stderr.splitlines()
+    assert said in line
+    assert "s3cret" not in line
+
+
+@pytest.mark.parametrize("name", ["POSTROAD_POLL", "POSTROAD_GRACE"])
+@pytest.mark.parametrize("value", ["-1", "nan", "1e99"])
+def test_a_wrong_length_is_refused_before_anything_runs(name: str, value: str, tmp_path: Path) -> None:
+    """A grace or a poll interval that cannot be is refused before the app is loaded."""
+    (tmp_path / "loaded.py").write_text("print('loaded')\n")
+    done = python("-m", "postroad", "run", "loaded:post", **{name: value})
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    [line] = done.stderr.splitlines()
+    assert name.removeprefix("POSTROAD_").lower() in line
+
+
+def test_a_poll_interval_that_the_loops_refuse_is_refused_first(tmp_path: Path) -> None:
+    """The bounds of the option hold for the setting as well."""
+    (tmp_path / "postroad.toml").write_text("poll = 0.0")
+    result = run("run", "none:post")
+    assert (result.exit_code, "poll (postroad.toml) must be 0.001 to 30 seconds" in result.stderr) == (2, True)
+
+
+def test_a_scenario_that_is_no_text_is_told(tmp_path: Path) -> None:
+    """A scenario in another encoding, or that is no YAML, is one readable line, and invalid input to programs."""
+    (tmp_path / "latin.yaml").write_bytes("name: caf\u00e9".encode("latin-1"))
+    (tmp_path / "bad.yaml").write_text("a: [")
+    for name in ("latin.yaml", "bad.yaml"):
+        result = run("eval", name)
+        assert (result.exit_code, "This scenario cannot be read" in result.stdout) == (1, True), result.output
+        error = answer("eval", name, exit_code=2)
+        assert error["kind"] == "invalid_input"
+        assert name in error["message"]
+
+
+def test_what_acts_on_a_terminal_is_escaped_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """C1 controls, bidirectional marks and line separators leave as escapes, and mean the same to a parser."""
+    acting = "".join(map(chr, [*range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A)]))
+    output.show_json({"key": f"\u00e9{acting}\U0001f389"})
+    said = capsys.readouterr().out
+    assert not set(said) & set(acting)
+    assert "\u00e9\\u007f" in said
+    assert json.loads(said)["data"]["key"] == f"\u00e9{acting}\U0001f389"
+
+
+def test_a_stream_says_why_its_events_wait(place: Place) -> None:
+    """One sentence on what waiting events wait for: a worker, a time, a claim, a back-off, a person."""
+    run("migrate", *place.options)
+    post = place.app()
+    for name in ("idle", "busy", "held", "retried", "parked", "over", "early"):
+        post.turn(name)(decide)
+    with post.begin() as tx:
+        for stream in ("idle/1", "busy/1", "held/1", "retried/1", "parked/1", "over/1", "early/1"):
+            tx.publish(stream, "Said", {}, key="e1")
+
+    def write(conn: Any, *, now: int) -> None:
+        row = {"claim_token": None, "attempts": 1}
+        conn = conn.execution_options(schema_translate_map={None: post.database.schema})
+        inbox = schema.metadata.tables["postroad_inbox"]
+        conn.execute(inbox.update().where(inbox.c.stream == "early/1").values(ready_at=now + 60 * SECOND))
+        for stream, state, until in (("busy/2", "claimed", now + 60 * SECOND), ("held/1", "claimed", now + 60 * SECOND),
+                                     ("retried/1", "backoff", now + 60 * SECOND), ("parked/1", "parked", None),
+                                     ("over/1", "claimed", now - 60 * SECOND)):  # fmt: skip
+            token = {"claim_token": "t"} if state == "claimed" else {}
+            named = {"stream": stream, "type": stream.partition("/")[0], "state": state, "until": until}
+            conn.execute(schema.queues.insert().values(**{**row, **token, **named}))
+
+    post.database.transact(write)
+    post.close()
+    for stream, said in (
+        ("idle/1", "nobody holds the stream: is a worker for the type 'idle' running?"),
+        ("busy/1", "nobody holds the stream: workers of its type hold others (1)."),
+        ("held/1", "Events wait for the turn that is under way"),
+        ("retried/1", "Events wait for the next attempt at"),
+        ("parked/1", "a person must let it go"),
+        ("over/1", "is a worker for the type 'over' running?"),
+        ("early/1", "Events wait for their time"),
+    ):
+        assert said in answer("stream", "show", stream, *place.options)["why"], stream
+        assert said in run("stream", "show", stream, *place.options).stdout
+    assert answer("stream", "show", "busy/2", *place.options)["why"] == ""
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroad.model.clock import SECOND, FakeClock, SystemClock, micros, moment, span
-from postroad.model.errors import InvalidInput
+from postroad.model.errors import InvalidInput, shown
 
 NAIVE = datetime.fromisoformat("1971-01-01T00:00")
 AWARE = st.datetimes(
@@ -95,3 +95,26 @@ def test_a_span_that_is_none_is_refused(length: Any) -> None:
     """Negative, endless, centuries long or no number: refused with the field's name."""
     with pytest.raises(InvalidInput, match="after must be a number of seconds or a timedelta"):
         span(length, "after")
+
+
+def test_what_an_error_shows_of_a_value_is_bounded() -> None:
+    """A value is shown by its repr, cut at 80 characters; one that has no repr by its type."""
+
+    class Silent:
+        def __repr__(self) -> str:
+            raise ValueError
+
+    assert shown("x") == "'x'"
+    assert shown("x" * 100) == f"'{'x' * 78}…"
+    assert shown(10**5_000) == "a value of type int"
+    assert shown(Silent()) == "a value of type Silent"
+
+
+def test_the_wall_clock_is_set_back_alone() -> None:
+    """A jump moves the wall clock in both directions and leaves the steady one."""
+    clock = FakeClock("2026-01-01T00:00Z")
+    before = clock.wall()
+    clock.jump(-90)
+    assert (clock.wall() - before, clock.monotonic()) == (-90 * SECOND, 0)
+    clock.jump(timedelta(seconds=100))
+    assert (clock.wall() - before, clock.monotonic()) == (10 * SECOND, 0)

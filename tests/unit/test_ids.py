@@ -29,7 +29,7 @@ def test_a_stream_s_name_is_checked() -> None:
 @pytest.mark.parametrize("stream", ["load", "/1", "load/", " /1", "load/ ", "", " ", "a/\0", "a/" + "x" * 600, 7])
 def test_a_bad_stream_s_name_is_refused(stream: Any) -> None:
     """A part that is missing or blank, NUL, too many bytes, or no text: refused with the field's name."""
-    with pytest.raises(InvalidInput, match=r"^This value cannot be stored.*into "):
+    with pytest.raises(InvalidInput, match=r"^This value is not accepted.*into "):
         ids.check_stream(stream, "into")
 
 

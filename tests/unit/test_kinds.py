@@ -106,8 +106,8 @@ def test_older_payloads_are_upgraded(version: int, raw: str, expected: Mail) -> 
 
 @pytest.mark.parametrize("version", [0, -1, True, 1.0, "1"])
 def test_a_version_is_a_whole_number_from_1(version: Any) -> None:
-    """Everything else is refused, naming the kind."""
-    with pytest.raises(InvalidInput, match="version of kind 'mail' must be 1 or more"):
+    """Everything else is refused, naming the field."""
+    with pytest.raises(InvalidInput, match="version must be a whole number from 1 to"):
         Kind("mail", Mail, version=version)
 
 

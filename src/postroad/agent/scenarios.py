@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from postroad.model.errors import PostroadError
+from postroad.model.errors import InvalidInput
 
 _CLOCK = re.compile(r"(\d\d):(\d\d)(?::(\d\d))?")
 _AFTER = re.compile(r"\+(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
-class BadScenario(PostroadError):
+class BadScenario(InvalidInput):
     """This scenario cannot be read."""
 
 
@@ -137,9 +137,9 @@ def load(path: Path) -> Scenario:
     import yaml
 
     try:
-        plain = yaml.load(path.read_text(), Loader=_loader())
+        plain = yaml.load(path.read_text("utf-8"), Loader=_loader())
         return msgspec.convert(plain, Scenario)
-    except (OSError, yaml.YAMLError, msgspec.ValidationError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise BadScenario(f"{path}: {error}", path=str(path)) from error
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 
 from postroad.engine.calls import Calls, RealCalls
 from postroad.engine.config import database_url, settings
-from postroad.engine.declarations import Elsewhere, Sender
+from postroad.engine.declarations import Elsewhere, Sender, one_of, plain
 from postroad.engine.folding import Folding
 from postroad.engine.handlers import Handlers
 from postroad.engine.leases import Keeper
@@ -23,9 +23,10 @@ from postroad.engine.transaction import Opening
 from postroad.engine.wakeups import Wakeups
 from postroad.model.dispatches import Accepted, DispatchRow
 from postroad.model.entropy import Entropy, SystemEntropy
-from postroad.model.errors import InvalidInput, Refused, Span
+from postroad.model.errors import InvalidInput, Refused, Span, shown
 from postroad.model.events import Entry
 from postroad.model.ids import check_schema, check_stream
+from postroad.model.payload import callable_, whole
 from postroad.store import dialects, dispatch_views, inbox, log, migrations, moments
 from postroad.store.database import Database
 
@@ -71,10 +72,14 @@ class Postroad(Handlers):
         migrate: bool | None = None,
     ) -> None:
         super().__init__()
-        if hasattr(database, "sync_engine"):
-            dialects.check_engine(database)
+        if database is not None:
+            dialects.check_source(database)
         if schema is not None:
             check_schema(schema)
+        if migrate is not None:
+            one_of(migrate, (True, False), "migrate")
+        if lifespan is not None:
+            callable_(lifespan, "lifespan")
         self.state: Any = None
         self.dispatches = Dispatches(self)
         self.entropy: Entropy = SystemEntropy()
@@ -97,6 +102,11 @@ class Postroad(Handlers):
                 self._opened = self._open()
                 self._connected = None
             return self._opened
+
+    @property
+    def source(self) -> str | Engine | None:
+        """The URL or the engine that it was given; None: the settings decide when it connects."""
+        return self._source
 
     @property
     def relayed(self) -> bool:
@@ -157,12 +167,15 @@ class Postroad(Handlers):
 
     def position(self, accepted: Accepted) -> int | None:
         """How many events of its stream stand before this one; None once it has landed."""
+        if not isinstance(accepted, Accepted):
+            raise InvalidInput(f"accepted must be what publish returned, got {shown(accepted)}.", field="accepted")
         if accepted.stream is None or accepted.position is None:
             return None
         return self.database.read(inbox.before, accepted.stream, accepted.position)
 
     def observe(self, fn: Callable[[str, Mapping[str, Any]], None]) -> None:
-        """The one telemetry seam: `fn(name, values)` for all that happens in this process."""
+        """The one telemetry seam: `fn(name, values)`, a plain function, for all that happens in this process."""
+        plain(fn, "fn")
         self._telemetry.observe(fn)
 
     def close(self) -> None:
@@ -283,12 +296,8 @@ class Postroad(Handlers):
 
 
 def _limit(limit: int) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= READ_MAX:
-        raise InvalidInput(f"limit must be 1 to {READ_MAX}, got {limit!r}.", field="limit")
-    return limit
+    return whole(limit, "limit", most=READ_MAX)
 
 
 def _seq(after: int) -> int:
-    if isinstance(after, bool) or not isinstance(after, int) or after < 0:
-        raise InvalidInput(f"after must be 0 or more, got {after!r}.", field="after")
-    return after
+    return whole(after, "after", least=0, most=2**63 - 1)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
 from postroad.model.clock import SECOND, span
 from postroad.model.dispatches import Alert, Dispatch, Receipt
-from postroad.model.errors import InvalidInput, Refused, Span, UnknownKind
+from postroad.model.errors import InvalidInput, Refused, Span, UnknownKind, shown
 from postroad.model.events import OUTCOME_NAME, TIMER_FIRED_NAME, Event, Outcome
 from postroad.model.ids import check_name
 from postroad.model.kinds import Kind
+from postroad.model.payload import callable_, whole
+from postroad.model.retry import Retry
 from postroad.model.rows import SendPolicy
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ OnUnknown = Literal["resend", "park"]
 OUTCOME: Kind[Outcome] = Kind(OUTCOME_NAME, Outcome)
 TIMER_FIRED: Kind[Any] = Kind(TIMER_FIRED_NAME, Any)
 
+CONCURRENCY_MAX = 10_000
 KILL_GRACE = 1 * SECOND
 LEASE_MARGIN = SECOND // 2
 LEASE_ABOVE_TIMEOUT = 5 * SECOND
@@ -87,13 +90,19 @@ class Decider:
 class Filter:
     """A reason why an event of a kind needs no decision."""
 
-    kind: Kind[Any] | str
+    kind: Kind[Any]
     fn: Callable[[Event], str | None]
 
     def reason(self, event: Event) -> str | None:
-        """Why this event needs no decision, or None."""
-        names = self.kind.names if isinstance(self.kind, Kind) else (self.kind,)
-        return self.fn(event) if event.kind in names else None
+        """Why this event needs no decision, or None. InvalidInput for any other answer."""
+        if event.kind not in self.kind.names:
+            return None
+        answer: object = self.fn(event)
+        if answer is None or (isinstance(answer, str) and answer):
+            return answer
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise InvalidInput(f"A filter answers with a reason, a text, or None; got {shown(answer)}.", field="filter")
 
 
 @dataclass(slots=True)
@@ -133,19 +142,31 @@ def put(table: dict[str, T], key: str, value: T, what: str) -> None:
 
 
 def known_kind(kind: Kind[Any] | str) -> Kind[Any]:
+    if not isinstance(kind, Kind | str):
+        raise InvalidInput(
+            f"kind must be a Kind or its name, as in `@post.sender(MAIL)`, got {shown(kind)}.", field="kind"
+        )
     return kind if isinstance(kind, Kind) else Kind(kind, Any)
 
 
+def check_retry(retry: Retry) -> Retry:
+    if not isinstance(retry, Retry):
+        raise InvalidInput(f"retry must be a Retry, such as Retry.QUICK, got {shown(retry)}.", field="retry")
+    return retry
+
+
 def check_stream_type(name: str) -> str:
+    if callable(name):
+        raise InvalidInput(
+            f"stream_type must be a name, as in `@post.turn('chat')`, got {shown(name)}.", field="stream_type"
+        )
     if "/" in check_name(name, "stream_type"):
         raise InvalidInput(f"stream_type is what stands before the slash, got {name!r}.", field="stream_type")
     return name
 
 
-def count(value: int, field: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(f"{field} must be 1 or more, got {value!r}.", field=field)
-    return value
+def count(value: int, field: str, most: int = CONCURRENCY_MAX) -> int:
+    return whole(value, field, most=most)
 
 
 def positive(value: Span, field: str) -> int:
@@ -157,7 +178,7 @@ def positive(value: Span, field: str) -> int:
 
 def one_of(value: T, allowed: Sequence[T], field: str) -> T:
     if value not in allowed:
-        raise InvalidInput(f"{field} must be one of {list(allowed)}, got {value!r}.", field=field)
+        raise InvalidInput(f"{field} must be one of {list(allowed)}, got {shown(value)}.", field=field)
     return value
 
 
@@ -184,3 +205,18 @@ def is_async(fn: Callable[..., Any]) -> bool:
     """Whether calling it gives something to await."""
     # Of the function itself first: a functools.partial is looked into only there.
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def runnable(fn: Callable[..., Any], field: str) -> None:
+    """Refuse what cannot be called, and generators: calling one runs nothing of it."""
+    callable_(fn, field)
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise InvalidInput(f"{field} must not `yield`: nothing of {shown(fn)} would run.", field=field)
+
+
+def plain(fn: Callable[..., Any], field: str) -> None:
+    """Refuse what is called without anybody to await it, if it is async or cannot be called."""
+    runnable(fn, field)
+    if is_async(fn):
+        said = f"{field} must be a plain `def`, got the async {shown(fn)}: nothing awaits it."
+        raise InvalidInput(said + " What must wait belongs into a sender or a turn.", field=field)

@@ -15,21 +15,25 @@ from postroad.engine.declarations import (
     Registry,
     Sender,
     Transport,
+    check_retry,
     check_stream_type,
     count,
     known_kind,
     lease_of,
     one_of,
+    plain,
     positive,
     put,
+    runnable,
 )
 from postroad.engine.tools import Tool
 from postroad.model.clock import span
 from postroad.model.dispatches import Alert, Dispatch
-from postroad.model.errors import InvalidInput, Refused, Span
+from postroad.model.errors import InvalidInput, Refused, Span, shown
 from postroad.model.events import Event
 from postroad.model.kinds import Kind
-from postroad.model.retry import Retry
+from postroad.model.payload import VERSION_MAX
+from postroad.model.retry import ATTEMPTS_MAX, Retry
 from postroad.model.rows import SendPolicy
 
 if TYPE_CHECKING:
@@ -50,6 +54,8 @@ class Handlers:
         """Take over what other registries declare; a str names one as `module:attribute`."""
         for given in handlers:
             found = _load(given) if isinstance(given, str) else given
+            if not isinstance(found, Handlers):
+                raise InvalidInput(f"handlers must be Handlers or their names, got {shown(found)}.", field="handlers")
             self._registry.add(found._registry)
 
     def sender(
@@ -81,8 +87,13 @@ class Handlers:
         """
         if rate is not None:
             raise Refused("Rate limits are not available in this release.", field="rate")
+        one_of(on_dead, ("block", "skip"), "on_dead")
+        if dedup_window is not None:
+            span(dedup_window, "dedup_window")
+        known_kind(kind)  # at once: a bare `@post.sender` would declare nothing
 
         def declare(fn: Callable[[Dispatch[T]], R]) -> Callable[[Dispatch[T]], R]:
+            runnable(fn, "sender")
             self._send_with(
                 kind, fn, timeout=timeout, lease=lease, retry=retry, concurrency=concurrency,
                 on_failure=on_failure, on_unknown=on_unknown,
@@ -104,8 +115,12 @@ class Handlers:
         on_unknown: OnUnknown = "resend",
     ) -> None:
         """Carries out dispatches of a kind by a transport; everything else as `sender` says."""
+        send = getattr(transport, "send", None)
+        if not callable(send):
+            raise InvalidInput(f"transport must have a method `send`, got {shown(transport)}.", field="transport")
+        runnable(send, "transport")
         self._send_with(
-            kind, transport.send, timeout=timeout, lease=lease, retry=retry, concurrency=concurrency,
+            kind, send, timeout=timeout, lease=lease, retry=retry, concurrency=concurrency,
             on_failure=on_failure, on_unknown=on_unknown,
         )  # fmt: skip
 
@@ -125,8 +140,9 @@ class Handlers:
         limit = positive(timeout, "timeout")
         policy = SendPolicy(
             kind=known.name,
+            version=known.version,
             lease=lease_of(lease, limit),
-            retry=retry,
+            retry=check_retry(retry),
             on_failure=one_of(on_failure, ("event", "alert"), "on_failure"),
             park_unknown=one_of(on_unknown, ("resend", "park"), "on_unknown") == "park",
         )
@@ -171,16 +187,19 @@ class Handlers:
                 running the handler again; without it a `postroad.failed` entry and an alert.
         """
         name = check_stream_type(stream_type)
+        if on_duplicate is not None:
+            plain(on_duplicate, "on_duplicate")
 
         def declare(fn: "Callable[[Turn], R]") -> "Callable[[Turn], R]":
-            quiet = span(debounce, "debounce")
+            runnable(fn, "turn")
+            quiet, longest = span(debounce, "debounce"), span(debounce_max, "debounce_max")
             decider = Decider(
                 stream_type=name,
                 fn=fn,
                 debounce=quiet,
-                debounce_max=max(span(debounce_max, "debounce_max"), quiet) if quiet else 0,
+                debounce_max=max(longest, quiet) if quiet else 0,
                 concurrency=count(concurrency, "concurrency"),
-                attempts=count(attempts, "attempts"),
+                attempts=count(attempts, "attempts", ATTEMPTS_MAX),
                 timeout=positive(timeout, "timeout"),
                 lease=TURN_LEASE if lease is None else positive(lease, "lease"),
                 on_duplicate=on_duplicate,
@@ -193,11 +212,15 @@ class Handlers:
     def filter(
         self, stream_type: str, kind: Kind[Any] | str
     ) -> Callable[[Callable[[Event], str | None]], Callable[[Event], str | None]]:
-        """A reason why this event needs no decision, or None. Answered in bulk, recorded as a noop."""
-        name = check_stream_type(stream_type)
+        """A plain function: the reason why this event needs no decision, as a text, or None. Recorded as a noop.
+
+        A filter that raises or returns anything else is logged, and the event is decided on.
+        """
+        name, known = check_stream_type(stream_type), known_kind(kind)
 
         def declare(fn: Callable[[Event], str | None]) -> Callable[[Event], str | None]:
-            self._registry.filters.setdefault(name, []).append(Filter(kind, fn))
+            plain(fn, "filter")
+            self._registry.filters.setdefault(name, []).append(Filter(known, fn))
             return fn
 
         return declare
@@ -209,7 +232,12 @@ class Handlers:
             put(self._registry.deciders, name, Decider(stream_type=name, fn=None, lease=RECORDED_LEASE), "A turn")
 
     def alert_sink(self, fn: Callable[[Alert], None]) -> Callable[[Alert], None]:
-        """Where alerts go; by default one line on stderr. May be called twice for one alert, after a crash."""
+        """Where alerts go, a plain function, called in a thread; by default one line on stderr.
+
+        One that raises or takes longer than 10 s is told again, at the latest every minute. After a crash it may be
+        called twice for one alert.
+        """
+        plain(fn, "alert_sink")
         self._registry.sinks.append(fn)
         return fn
 
@@ -226,13 +254,15 @@ class Handlers:
         """
         one_of(effect, ("read", "idempotent", "keyed", "unsafe"), "effect")
         positive(timeout, "timeout")
-        count(version, "version")
+        count(version, "version", VERSION_MAX)
         return lambda fn: Tool(fn, effect=effect)
 
 
 def _load(reference: str) -> Handlers:
     module, _, attribute = reference.partition(":")
+    if not module or module.startswith("."):
+        raise InvalidInput(f"handlers must be named as `module:attribute`, got {shown(reference)}.", field="handlers")
     found = getattr(importlib.import_module(module), attribute or "handlers", None)
     if not isinstance(found, Handlers):
-        raise InvalidInput(f"{reference!r} is not `module:attribute` of a Handlers or Postroad.", field="handlers")
+        raise InvalidInput(f"handlers: {shown(reference)} is not `module:attribute` of a Handlers.", field="handlers")
     return found

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from postroad.engine.telemetry import logger
 from postroad.engine.wakeups import TOPICS, Topic, Wakeups
 from postroad.model.clock import SECOND, Clock, SystemClock
-from postroad.model.errors import PostroadError
+from postroad.model.errors import DatabaseReplaced, PostroadError
 from postroad.model.retry import Retry
 from postroad.store import dialects
 from postroad.store.database import Database
+from postroad.store.sqlite_file import identity
 
 if TYPE_CHECKING:
     from psycopg import Connection as Psycopg
@@ -317,7 +318,7 @@ class SQLiteEar:
     def serve(self) -> None:
         with closing(self._connect()) as connection:
             path = connection.execute("PRAGMA database_list").fetchone()[2]
-            opened, seen = _identity(path), None
+            opened, seen = identity(path), None
             while not self._closing.is_set():
                 # fetchall ends the statement: a read left open would hold back checkpoints.
                 [(changes,)] = connection.execute("PRAGMA data_version").fetchall()
@@ -325,8 +326,8 @@ class SQLiteEar:
                     seen = changes
                     self._heard(frozenset(TOPICS))
                 self._closing.wait(CHANGES_EVERY_SECONDS)
-                if _identity(path) != opened:
-                    raise Deaf(f"{path} was replaced by another file.")
+                if identity(path) != opened:
+                    raise DatabaseReplaced(path, path=path)
 
     def _connect(self) -> sqlite3.Connection:
         path = self._engine.url.database or ""
@@ -348,14 +349,6 @@ def topics_of(said: str) -> frozenset[Topic]:
         return frozenset()
     known = frozenset(topic for topic in TOPICS if topic in names)
     return known if len(known) == len(names) else frozenset(TOPICS)
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _value(result: "PGresult") -> str:

@@ -61,7 +61,7 @@ class Stalls:
         self._clock = database.clock
         # When and for how long; a longer one makes the shorter ones before it irrelevant.
         self._stalls: list[tuple[int, int]] = []
-        self.answered()
+        self._answered, self._wall = self._clock.monotonic(), self._clock.wall()
 
     def look(self) -> None:
         """Before a claim: see how long ago the database answered last."""
@@ -74,7 +74,8 @@ class Stalls:
         del self._stalls[:-STALLS_MAX]
 
     def answered(self) -> None:
-        """After a transaction: the database is there."""
+        """After a transaction: the database is there. The transaction itself may have waited for it."""
+        self.look()
         self._answered, self._wall = self._clock.monotonic(), self._clock.wall()
 
     def may_take_over(self, lease: int) -> bool:

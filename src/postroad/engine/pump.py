@@ -1,16 +1,15 @@
 """The pump: fires due timers, ends what has expired, rings alerts."""
 
-import sys
-from collections.abc import Callable, Sequence
+import asyncio
 
-from postroad.engine.calls import contained
-from postroad.engine.loop import Loop
-from postroad.engine.telemetry import logger
-from postroad.model.dispatches import Alert
+from postroad.engine.loop import Loop, Parts
+from postroad.engine.sinks import Ringer
 from postroad.model.failpoints import failpoint
-from postroad.store import alerts, settle, timers
+from postroad.store import settle, timers
 
 BATCH = 500
+# How long a step waits for sinks: timers do not wait for a slow one.
+RINGING_SECONDS = 0.5
 
 
 class Pump(Loop):
@@ -18,6 +17,11 @@ class Pump(Loop):
 
     name = "pump"
     topics = ("timers",)
+
+    def __init__(self, parts: Parts, *, interval: int | None = None) -> None:
+        super().__init__(parts, interval=interval)
+        self._ringer = Ringer(parts)
+        self._ringing: asyncio.Task[None] | None = None
 
     async def step(self) -> bool:
         database = self.parts.database
@@ -31,31 +35,22 @@ class Pump(Loop):
         if expired:
             self.parts.count("expired", expired)
             self.parts.wakeups.announce(("turns",))
-        await self._ring()
+        await self._ring(RINGING_SECONDS)
         return BATCH in (fired.count + fired.dropped, expired)
 
-    async def _ring(self) -> None:
-        waiting = await self.parts.database.aread(alerts.unrung, limit=100)
-        if not waiting:
-            return
-        sinks = self.parts.registry.sinks or [to_stderr]
-        rung = [number for number, alert in waiting if _ring_all(sinks, alert)]
-        # Marked after it rang: a crash in between rings twice, never not at all.
-        await self.parts.database.atransact(alerts.mark_rung, rung)
+    async def finish(self) -> None:
+        if self._ringing is not None:
+            await self._ring(None)
 
+    def abandon(self, why: str) -> None:
+        self._ringer.abandon(why)
 
-def _ring_all(sinks: Sequence[Callable[[Alert], None]], alert: Alert) -> bool:
-    try:
-        for sink in sinks:
-            contained(sink, alert)
-    except Exception:
-        logger.exception("an alert sink failed; the alert will ring again")
-        return False
-    return True
-
-
-def to_stderr(alert: Alert) -> None:
-    """The default sink: one line on stderr."""
-    detail = f" {alert.detail}" if alert.detail else ""
-    line = f"postroad {alert.severity}: {alert.code} {alert.subject}{detail}"
-    sys.stderr.write("".join(c if c.isprintable() else " " for c in line)[:500] + "\n")
+    async def _ring(self, seconds: float | None) -> None:
+        """Tell the sinks, in a task of its own that outlives a step if they are slow."""
+        if self._ringing is None:
+            self._ringing = asyncio.ensure_future(self._ringer.ring())
+        ringing = self._ringing
+        await asyncio.wait({ringing}, timeout=seconds)
+        if ringing.done():
+            self._ringing = None
+            ringing.result()

@@ -1,5 +1,6 @@
 """What a transaction has recorded and not yet written, and the function that writes it."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,6 +9,7 @@ from sqlalchemy import Connection
 
 from postroad.engine.wakeups import Topic
 from postroad.model.dispatches import Accepted, Withdrawn
+from postroad.model.errors import InvalidInput
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import Enqueued, NewDispatch, NewEntry, NewEvent, Published, TimerChange
 from postroad.store import inbox, outbox, timers
@@ -98,7 +100,10 @@ class Records:
     def run_writes(self, conn: Connection) -> None:
         """The user's own rows."""
         for fn in self.writes:
-            fn(conn)
+            answer = fn(conn)
+            if inspect.iscoroutine(answer):  # of a plain function around an async one
+                answer.close()
+                raise InvalidInput("What `write` was given is async: it would never run.", field="fn")
 
     def fill(self, published: Sequence[Published], enqueued: Sequence[Enqueued], withdrawn: Sequence[str]) -> None:
         """Let the objects that the verbs returned know what became of them."""

@@ -1,18 +1,21 @@
 """One run of a turn: from its claim through the handler to whatever end it comes to."""
 
 import asyncio
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
-from typing import assert_never
+from typing import Any, TypeVar, assert_never
 
 from sqlalchemy import Connection
 
+from postroad.engine.answers import Answers, ended, stale
 from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut, contained
-from postroad.engine.declarations import Decider, Filter
+from postroad.engine.declarations import Decider
+from postroad.engine.filtering import noops, prefix_answer
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger, traced
-from postroad.engine.turn import Turn, bury, duplicate_key, event_of
+from postroad.engine.turn import Turn, bury, duplicate_key
 from postroad.model.clock import SECOND
 from postroad.model.errors import (
     CommitUnknown,
@@ -20,10 +23,10 @@ from postroad.model.errors import (
     DuplicateEntry,
     DuplicateKey,
     GiveUp,
+    InvalidInput,
     RetryLater,
     StaleClaim,
 )
-from postroad.model.events import OUTCOME_NAME, Event
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import RunEnd
 from postroad.model.payload import safe_error
@@ -32,6 +35,7 @@ from postroad.model.rows import Hold, TurnClaim, TurnCommit, TurnCommitted
 from postroad.store import queues, runs, turns
 from postroad.store.dialects import is_away
 
+R = TypeVar("R")
 AWAY = Retry(attempts=1, first=0.2, cap=3)
 BACKOFF = Retry(attempts=1, first=2, cap=300)
 
@@ -39,13 +43,14 @@ BACKOFF = Retry(attempts=1, first=2, cap=300)
 class Run:
     """A claimed set of events, the handler that decides on it, and the one commit that ends it."""
 
-    def __init__(self, parts: Parts, decider: Decider, claim: TurnClaim, abort: Abort) -> None:
+    def __init__(self, parts: Parts, decider: Decider, claim: TurnClaim, abort: Abort, answers: Answers) -> None:
         self.parts = parts
         self.decider = decider
         self.claim = claim
         self.hold = Hold(claim.stream, claim.token)
         self._abort = abort
-        self._reasons = noops(parts, decider, claim)
+        self._answers = answers
+        self._reasons: dict[str, str] = {}
 
     async def carry_out(self) -> None:
         """The whole run. What the database refuses to hear now is found again by its lease."""
@@ -62,17 +67,41 @@ class Run:
         if claim.attempt > decider.attempts:
             await self._failed("claimant lost on final attempt", reason="turn.dead.interrupted")
             return
+        if not await self._filter():
+            return
         turn = self._turn()
         failpoint("turn.before_handler")
         assert decider.fn is not None
-        result = await self.parts.calls.run(decider.fn, turn, timeout=decider.timeout, abort=self._abort)
-        await self._conclude(turn, result)
+        await self._conclude(turn, await self._call(decider.fn, turn))
 
-    async def _conclude(self, turn: Turn, result: CallResult) -> None:
+    async def _call(self, fn: Callable[[Any], Any], argument: object) -> CallResult:
+        return await self.parts.calls.run(fn, argument, timeout=self.decider.timeout, abort=self._abort)
+
+    async def _filter(self) -> bool:
+        """Ask the filters, once for the set. False: they have answered its beginning, and this run is over."""
+        filters = self.parts.registry.filters.get(self.decider.stream_type, [])
+        if not filters:
+            self._reasons = noops((), self.claim)
+        else:
+            match await self._call(partial(noops, filters), self.claim):
+                case Returned(reasons):
+                    self._reasons = reasons
+                case other:
+                    await self._conclude(self._turn(), other)
+                    return False
+        answered = prefix_answer(self.claim, self._reasons)
+        if answered is not None:
+            try:
+                await self._patiently(lambda: self._answers.add(answered))
+            except CommitUnknown:
+                await self._look_up()
+        return answered is None
+
+    async def _conclude(self, turn: Turn, result: CallResult, *, replaced: bool = False) -> None:
         turn._end()
         match result:
             case Returned(None):
-                await self._decided(turn)
+                await self._decided(turn, replaced=replaced)
             case Returned(value):
                 said = f"a turn's handler must return None, got {type(value).__name__}"
                 await self._failed(said)
@@ -136,9 +165,15 @@ class Run:
 
     async def _commit(self, commit: TurnCommit, write: Callable[[Connection], None] | None) -> TurnCommitted:
         failpoint("turn.before_commit")
+        (done,) = await self._patiently(lambda: self.parts.database.atransact(turns.commit, [commit], write=write))
+        failpoint("turn.after_commit")
+        return done
+
+    async def _patiently(self, work: Callable[[], Awaitable[R]]) -> R:
+        """Do this, again as long as the database is away and the claim is ours."""
         for tries in count(1):
             try:
-                done = await self.parts.database.atransact(turns.commit, [commit], write=write)
+                return await work()
             except Exception as error:
                 if not is_away(error):
                     raise
@@ -148,9 +183,6 @@ class Run:
                 await asyncio.wait({self._abort}, timeout=pause)
                 if self._abort.done():
                     raise StaleClaim(self.claim.stream) from error
-            else:
-                failpoint("turn.after_commit")
-                return done[0]
         raise AssertionError("unreachable")
 
     async def _duplicate(self, error: DuplicateKey, *, replaced: bool) -> None:
@@ -161,12 +193,7 @@ class Run:
             await self._end_with(duplicate_key(self.claim, key))
             return
         turn = self._turn()
-        try:
-            contained(self.decider.on_duplicate, turn, key)
-        except Exception as broken:
-            await self._failed(safe_error(broken), error=broken)
-            return
-        await self._decided(turn, replaced=True)
+        await self._conclude(turn, await self._call(_replacing(self.decider.on_duplicate, key), turn), replaced=True)
 
     async def _failed(
         self,
@@ -226,51 +253,11 @@ class Run:
         ended(self.parts, self.claim, end, error)
 
 
-def ended(parts: Parts, claim: TurnClaim, end: RunEnd, error: str = "") -> None:
-    """Count a run's end and tell the observers."""
-    parts.count("turns" if end is RunEnd.COMMITTED else f"turns_{end}")
-    parts.telemetry.emit(
-        "turn.ended", stream=claim.stream, turn=claim.turn_id, attempt=claim.attempt, end=str(end), error=error,
-        events=len(claim.events),
-    )  # fmt: skip
+def _replacing(on_duplicate: Callable[[Turn, str], object], key: str) -> Callable[[Turn], None]:
+    def replace(turn: Turn) -> None:
+        answer = on_duplicate(turn, key)
+        if inspect.iscoroutine(answer):  # of a plain function around an async one
+            answer.close()
+            raise InvalidInput("on_duplicate is async: nothing awaits it.", field="on_duplicate")
 
-
-async def stale(parts: Parts, claim: TurnClaim) -> None:
-    """Record that a run's claim was over before it ended: it changed nothing."""
-    parts.count("stale")
-    try:
-        await parts.database.atransact(queues.end_stale, Hold(claim.stream, claim.token))
-    except Exception as error:
-        logger.warning("the stale run of %s could not be recorded: %s", claim.stream, error)
-    ended(parts, claim, RunEnd.STALE)
-
-
-def noops(parts: Parts, decider: Decider, claim: TurnClaim) -> dict[str, str]:
-    """Which events of the set need no decision, and why: reasons by event id."""
-    filters = parts.registry.filters.get(decider.stream_type, [])
-    found: dict[str, str] = {}
-    for waiting in claim.events:
-        event = event_of(claim.stream, waiting)
-        reason = alerted(event) or next((r for f in filters if (r := _reason(f, event))), None)
-        if reason:
-            found[waiting.event_id] = reason
-    return found
-
-
-def _reason(filter_: Filter, event: Event) -> str | None:
-    """What a filter says, fit to be stored; one that fails says that the event needs a decision."""
-    try:
-        reason = contained(filter_.reason, event)
-        return safe_error(reason) if reason else None
-    except Exception as error:
-        logger.error("a filter failed on %s of %s: %s", event.key, event.stream, traced(error))
-        return None
-
-
-def alerted(event: Event) -> str | None:
-    """Why an outcome that operators were alerted of needs no decision: deciding could only loop."""
-    if event.kind != OUTCOME_NAME or event.data.get("on_failure") != "alert":
-        return None
-    if event.data.get("status") not in ("dead_letter", "expired"):
-        return None
-    return "operators were alerted (needs_hero_task=false)"
+    return replace

@@ -8,11 +8,12 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
+from postroad.engine.declarations import plain
 from postroad.engine.records import Records, Sending, TimerRecord, Written, write
 from postroad.model.clock import micros, span
 from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.entropy import Entropy
-from postroad.model.errors import InvalidInput, NotInTransaction, Refused, Span
+from postroad.model.errors import InvalidInput, NotInTransaction, Refused, Span, shown
 from postroad.model.failpoints import failpoint
 from postroad.model.ids import RESERVED_PREFIXES, check_event_key, check_name, check_stream, check_timer_key
 from postroad.model.kinds import Kind
@@ -118,7 +119,7 @@ class Transaction:
         name, version, encoded = payload(kind, {} if body is None else body, "body")
         declared = self._context.declared(name)
         if on_conflict not in ("error", "keep"):
-            raise InvalidInput(f"on_conflict must be 'error' or 'keep', got {on_conflict!r}.", field="on_conflict")
+            raise InvalidInput(f"on_conflict must be 'error' or 'keep', got {shown(on_conflict)}.", field="on_conflict")
         destination = text(to, "to", bytes_max=2048, empty=to == "")
         dispatch_id = self._context.entropy.token()
         when = _when(at, after)
@@ -133,7 +134,7 @@ class Transaction:
             on_failure=declared.on_failure,
             max_attempts=declared.attempts_max,
             expires=None if expires is None else span(expires, "expires"),
-            origin=encode(dict(origin), "origin", bytes_max=4096),
+            origin=_pairs(origin),
             keep=on_conflict == "keep",
             accepted=Accepted(),
             at=when.at,
@@ -187,6 +188,7 @@ class Transaction:
 
     def write(self, fn: Callable[[Connection], object]) -> None:
         """Have `fn(connection)` write the user's own rows in the same commit; it must not commit itself."""
+        plain(fn, "fn")
         self._open_records().writes.append(fn)
 
     def ack(self, token: str) -> NoReturn:
@@ -245,6 +247,12 @@ def _when(at: datetime | None, after: Span | None) -> When:
         after=0 if after is None else span(after, "after"),
         given=at is not None or after is not None,
     )
+
+
+def _pairs(origin: Mapping[str, str]) -> str:
+    if not isinstance(origin, Mapping) or not all(isinstance(part, str) for pair in origin.items() for part in pair):
+        raise InvalidInput(f"origin must be a mapping of text to text, got {type(origin).__name__}.", field="origin")
+    return encode(dict(origin), "origin", bytes_max=4096)
 
 
 def payload(kind: Kind[T] | str, data: object, field: str = "data") -> tuple[str, int, str]:

@@ -11,11 +11,12 @@ from postroad.engine.tools import Tool
 from postroad.engine.transaction import Context, Transaction, payload
 from postroad.model import events, ids
 from postroad.model.clock import moment
-from postroad.model.errors import InvalidInput, Refused
+from postroad.model.errors import InvalidInput, Refused, shown
 from postroad.model.events import Entry, Event
 from postroad.model.folds import Fold
 from postroad.model.kinds import Kind
 from postroad.model.lifecycle import RunEnd
+from postroad.model.payload import whole
 from postroad.model.rows import InboxEvent, NewAlert, NewEntry, TurnClaim, TurnCommit
 from postroad.store import log
 from postroad.store.database import Database
@@ -73,12 +74,13 @@ class Turn(Transaction):
 
     def log(self, *, last: int = 200) -> Sequence[Entry]:
         """The stream's last entries, oldest first, as of this turn's claim; at most 10,000."""
-        if not 0 <= last <= LOG_WINDOW_MAX:
-            raise InvalidInput(f"last must be 0 to {LOG_WINDOW_MAX}, got {last!r}.", field="last")
-        return self._database.read(log.last, self.stream, limit=last)
+        window = whole(last, "last", least=0, most=LOG_WINDOW_MAX)
+        return self._database.read(log.last, self.stream, limit=window)
 
     def fold(self, fold: Fold[S]) -> S:
         """The fold's state over the stream's whole log as of this turn's claim."""
+        if not isinstance(fold, Fold):
+            raise InvalidInput(f"fold must be a Fold, got {shown(fold)}.", field="fold")
         return self._folding.at(self.stream, fold, self._claim.version)
 
     def record(self, kind: Kind[T] | str, data: T) -> None:

@@ -2,32 +2,23 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
 from sqlalchemy import Connection
 
+from postroad.engine.answers import Answers
 from postroad.engine.calls import Abort
 from postroad.engine.declarations import Decider
 from postroad.engine.loop import Loop, Parts, waited_little
-from postroad.engine.run import Run, ended, noops, stale
+from postroad.engine.run import Run
 from postroad.engine.turn import answer
-from postroad.model.errors import (
-    CommitUnknown,
-    ConcurrencyConflict,
-    DuplicateEntry,
-    PostroadError,
-    StaleClaim,
-)
+from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
 from postroad.model.ids import stream_type
-from postroad.model.lifecycle import RunEnd
-from postroad.model.retry import Retry
 from postroad.model.rows import ClaimedTurns, Hold, TurnClaim, TurnCommit
-from postroad.store import queues, turns
+from postroad.store import queues
 
 SET_MAX = 100
 RECORDED_MAX = 64
-BACKOFF = Retry(attempts=1, first=2, cap=300)
 
 
 def claim_all(
@@ -73,9 +64,12 @@ class Worker(Loop):
         self._running: dict[str, dict[str, asyncio.Task[None]]] = {name: {} for name in parts.registry.deciders}
         self._aborts: dict[str, Abort] = {}
         self._cursors: dict[str, str] = dict.fromkeys(parts.registry.deciders, "")
-        # A turn whose claimant died runs with no other beside it before it may reach its cap: a handler that
-        # takes the whole process down must not take its neighbours' attempts along.
+        # A turn whose claimant died runs with no other beside it before it may reach its cap: user code that
+        # takes the whole process down must not take its neighbours' attempts along. Only one at a time is kept
+        # for that, and nothing is claimed beside it: what has not begun must not count as an attempt.
         self._solitary: list[TurnClaim] = []
+        self._alone = ""
+        self._answers = Answers(parts)
         self._unanswered: list[str] = []
 
     def leases(self) -> Iterable[int]:
@@ -83,8 +77,11 @@ class Worker(Loop):
 
     async def step(self) -> bool:
         self.stalls.look()
+        if self._alone:
+            return False
         if self._solitary:
-            return self._start_solitary()
+            await self._start_solitary()
+            return False
         wants = self._wants()
         if not wants:
             return False
@@ -117,7 +114,7 @@ class Worker(Loop):
         while tasks := [task for table in self._running.values() for task in table.values()]:
             await asyncio.wait(tasks)
         if self._solitary and not self._running_count():
-            self._start_solitary()
+            await self._start_solitary()
             await self.finish()
 
     def abandon(self, why: str) -> None:
@@ -142,18 +139,16 @@ class Worker(Loop):
             decider = self._decider(claim)
             if decider.fn is None:
                 answered.append(answer(claim, claim.events, {}))
-            elif filtered := self._filtered_prefix(decider, claim):
-                answered.append(answer(claim, claim.events[: len(filtered)], filtered))
-            elif claim.interrupted and claim.attempt >= decider.attempts and claim.attempt > 1:
-                self._keep(claim, decider)
+                continue
+            self._keep(claim, decider)
+            if claim.interrupted and decider.attempts <= claim.attempt and claim.attempt > 1:
                 self._solitary.append(claim)
             else:
-                self._keep(claim, decider)
                 self._start(claim)
         if answered:
-            await self._answer(answered)
+            await self._answers.commit(answered)
         if self._solitary:
-            self._start_solitary()
+            await self._start_solitary()
 
     def _decider(self, claim: TurnClaim) -> Decider:
         return self.parts.registry.deciders[stream_type(claim.stream)]
@@ -170,51 +165,37 @@ class Worker(Loop):
         hold = Hold(claim.stream, claim.token)
         self.parts.keeper.hold(hold, lease=decider.lease, timeout=decider.timeout, lost=lost)
 
-    def _start_solitary(self) -> bool:
-        if self._running_count():
-            return False
-        self._start(self._solitary.pop(0))
-        return False
+    async def _start_solitary(self) -> None:
+        """Begin the first of those that run alone, once nothing else runs; none of the others has begun then."""
+        first, *others = self._solitary
+        if others:
+            for claim in others:
+                self._forget(claim)
+            await self.parts.database.atransact(queues.put_back, [Hold(c.stream, c.token) for c in others])
+            self._solitary = [first]
+        if not self._running_count():
+            self._solitary = []
+            self._alone = first.run_id
+            self._start(first)
 
     def _start(self, claim: TurnClaim) -> None:
         table = self._running[stream_type(claim.stream)]
-        run = Run(self.parts, self._decider(claim), claim, self._aborts[claim.run_id])
+        run = Run(self.parts, self._decider(claim), claim, self._aborts[claim.run_id], self._answers)
         task = asyncio.ensure_future(run.carry_out())
         table[claim.run_id] = task
 
         def done(_: asyncio.Task[None]) -> None:
             table.pop(claim.run_id, None)
-            self._aborts.pop(claim.run_id, None)
-            self.parts.keeper.let_go(Hold(claim.stream, claim.token))
+            if self._alone == claim.run_id:
+                self._alone = ""
+            self._forget(claim)
             self.wake()
 
         task.add_done_callback(done)
 
-    async def _answer(self, commits: list[TurnCommit]) -> None:
-        """Sets that need no user code, in bulk; if one of them cannot be, each alone."""
-        try:
-            done = await self.parts.database.atransact(turns.commit, commits)
-        except PostroadError:
-            for commit in commits:
-                try:
-                    await self.parts.database.atransact(turns.commit, [commit])
-                    ended(self.parts, commit.claim, RunEnd.COMMITTED)
-                except DuplicateEntry:
-                    hold = Hold(commit.claim.stream, commit.claim.token)
-                    await self.parts.database.atransact(turns.drop_landed, hold)
-                except (StaleClaim, ConcurrencyConflict):
-                    await stale(self.parts, commit.claim)
-        else:
-            for commit in commits:
-                ended(self.parts, commit.claim, RunEnd.COMMITTED)
-            if any(one.events_left for one in done):
-                self.wake()
-
-    def _filtered_prefix(self, decider: Decider, claim: TurnClaim) -> dict[str, str]:
-        """The reasons of the longest prefix of the set that needs no decision: answered without waiting for one."""
-        reasons = noops(self.parts, decider, claim)
-        prefix = takewhile(lambda event: event.event_id in reasons, claim.events)
-        return {event.event_id: reasons[event.event_id] for event in prefix}
+    def _forget(self, claim: TurnClaim) -> None:
+        self._aborts.pop(claim.run_id, None)
+        self.parts.keeper.let_go(Hold(claim.stream, claim.token))
 
 
 def _set(abort: Abort, why: str) -> None:

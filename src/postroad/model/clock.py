@@ -4,7 +4,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from postroad.model.errors import InvalidInput, Span
+from postroad.model.errors import InvalidInput, Span, shown
 
 SECOND = 1_000_000
 
@@ -39,8 +39,7 @@ class FakeClock:
     """
 
     def __init__(self, start: str | datetime = "2026-01-01T00:00Z") -> None:
-        instant = datetime.fromisoformat(start) if isinstance(start, str) else start
-        self._wall = micros(instant, "start")
+        self._wall = micros(_instant(start), "start")
         self._steady = 0
 
     def wall(self) -> int:
@@ -69,7 +68,17 @@ class FakeClock:
     def jump(self, by: Span) -> None:
         """Step the wall clock alone, forwards or backwards, as an administrator would."""
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
-        self._wall += round(seconds * SECOND)
+        back = isinstance(seconds, int | float) and seconds < 0
+        self._wall += -span(-seconds, "by") if back else span(seconds, "by")
+
+
+def _instant(start: str | datetime) -> datetime:
+    if not isinstance(start, str):
+        return start
+    try:
+        return datetime.fromisoformat(start)
+    except ValueError:
+        raise InvalidInput(f"start must be an ISO time, got {shown(start)}.", field="start") from None
 
 
 def moment(stamp: int) -> datetime:
@@ -80,7 +89,11 @@ def moment(stamp: int) -> datetime:
 def micros(instant: datetime, field: str) -> int:
     """Microseconds since 1970 UTC of an aware datetime; a naive one is refused with the field's name."""
     if not isinstance(instant, datetime) or instant.tzinfo is None or instant.utcoffset() is None:
-        raise InvalidInput(f"{field} must be a datetime with a time zone, got {instant!r}.", field=field)
+        raise InvalidInput(f"{field} must be a datetime with a time zone, got {shown(instant)}.", field=field)
+    try:
+        instant = instant.astimezone(UTC)
+    except OverflowError:  # it would be stored, and never read again
+        raise InvalidInput(f"{field} is outside of the years 1 to 9999 in UTC.", field=field) from None
     return (instant - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
@@ -89,6 +102,6 @@ def span(length: Span, field: str) -> int:
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 100 * 366 * 86_400:
         raise InvalidInput(
-            f"{field} must be a number of seconds or a timedelta, not negative, got {length!r}.", field=field
+            f"{field} must be a number of seconds or a timedelta, not negative, got {shown(length)}.", field=field
         )
     return round(seconds * SECOND)

@@ -4,6 +4,16 @@ from datetime import timedelta
 from typing import Any
 
 Span = float | timedelta
+SHOWN_CHARS_MAX = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error's text may show it: bounded, and whatever its repr does."""
+    try:
+        said = repr(value)
+    except Exception:  # a user's __repr__, or an integer of too many digits
+        said = f"a value of type {type(value).__name__}"
+    return said if len(said) <= SHOWN_CHARS_MAX else said[: SHOWN_CHARS_MAX - 1] + "…"
 
 
 class PostroadError(Exception):
@@ -56,11 +66,11 @@ class OutcomeUnknown(Verdict):
 
 
 class Refused(PostroadError):
-    """Refused, nothing was written."""
+    """Refused."""
 
 
 class InvalidInput(Refused):
-    """This value cannot be stored; nothing was written."""
+    """This value is not accepted."""
 
 
 class KeyConflict(Refused):
@@ -154,3 +164,9 @@ class TransactionAborted(PostroadError):
 
 class DatabaseBusy(PostroadError):
     """Another connection held the database's write lock for too long; nothing was written."""
+
+
+class DatabaseReplaced(PostroadError):
+    """The database's file was removed or replaced while it was open; nothing was written."""
+
+    path: str

@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 
 from postroad.model.events import Entry
 from postroad.model.ids import check_name
+from postroad.model.payload import VERSION_MAX, callable_, whole
 
 S = TypeVar("S")
 
@@ -20,9 +21,11 @@ class Fold(Generic[S]):
 
     def __init__(self, name: str, start: Callable[[], S], step: Callable[[S, Entry], S], *, version: int = 1) -> None:
         self.name = check_name(name, "fold")
+        callable_(start, "start")
+        callable_(step, "step")
         self.start = start
         self.step = step
-        self.version = version
+        self.version = whole(version, "version", most=VERSION_MAX)
 
     def over(self, entries: Iterable[Entry], state: S | None = None) -> S:
         """The state after these entries, from `state` or from the start."""

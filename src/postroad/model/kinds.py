@@ -1,14 +1,14 @@
 """Kinds: stored names with the type of their payload, and how older payloads become today's."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from postroad.model.errors import InvalidInput
+from postroad.model.errors import InvalidInput, shown
 from postroad.model.events import Event
 from postroad.model.ids import RESERVED_PREFIXES, check_name
-from postroad.model.payload import encode
+from postroad.model.payload import VERSION_MAX, callable_, encode, whole
 
 T = TypeVar("T")
 Upgrade = Callable[[Any], Any]
@@ -35,16 +35,14 @@ class Kind(Generic[T]):
         aliases: Sequence[str] = (),
         upgrade: Mapping[int, Upgrade] | None = None,
     ) -> None:
-        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise InvalidInput(f"version of kind {name!r} must be 1 or more, got {version!r}.", field="version")
         self.name = check_name(name, "kind")
         if self.name.startswith(RESERVED_PREFIXES) and not self.name.startswith("postroad."):
             raise InvalidInput(f"kind must not begin with {RESERVED_PREFIXES}.", field="kind")
         self.body = body
-        self.version = version
-        self.aliases = tuple(check_name(alias, "aliases") for alias in aliases)
-        self.upgrade: dict[int, Upgrade] = dict(upgrade or {})
-        self._decoder = _decoder(body)
+        self.version = whole(version, "version", most=VERSION_MAX)
+        self.aliases = _aliases(aliases)
+        self.upgrade: dict[int, Upgrade] = _steps({} if upgrade is None else upgrade, self.version)
+        self._decoder = _decoder(body, self.name)
 
     def __repr__(self) -> str:
         return f"Kind({self.name!r}, version={self.version})"
@@ -84,8 +82,31 @@ class Kind(Generic[T]):
         return self._decoder(encode(plain))
 
 
-def _decoder(body: type[T]) -> Callable[[str], T]:
+def _aliases(aliases: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(aliases, str) or not isinstance(aliases, Iterable):
+        raise InvalidInput(f"aliases must be a sequence of names, got {shown(aliases)}.", field="aliases")
+    return tuple(check_name(alias, "aliases") for alias in aliases)
+
+
+def _steps(upgrade: Mapping[int, Upgrade], version: int) -> dict[int, Upgrade]:
+    if not isinstance(upgrade, Mapping):
+        raise InvalidInput(f"upgrade must map versions to functions, got {shown(upgrade)}.", field="upgrade")
+    for step, fn in upgrade.items():
+        if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step < version:
+            raise InvalidInput(
+                f"upgrade starts from versions below this kind's ({version}), got {shown(step)}.", field="upgrade"
+            )
+        callable_(fn, "upgrade")
+    return dict(upgrade)
+
+
+def _decoder(body: type[T], name: str) -> Callable[[str], T]:
     validate = getattr(body, "model_validate_json", None)  # pydantic, without importing it
     if validate is not None:
         return cast(Callable[[str], T], validate)
-    return msgspec.json.Decoder(body).decode
+    try:
+        return msgspec.json.Decoder(body).decode
+    except (TypeError, ValueError, NameError, AttributeError) as error:
+        raise InvalidInput(
+            f"body of kind {name!r} is no type that JSON has a form for: {error}", field="body"
+        ) from error

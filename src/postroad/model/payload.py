@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
-from postroad.model.errors import InvalidInput
+from postroad.model.errors import InvalidInput, shown
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 DEPTH_MAX = 64
 KEY_BYTES_MAX = 512
 NAME_BYTES_MAX = 255
 ERROR_CHARS_MAX = 2_000
+VERSION_MAX = 2**31 - 1  # what a column for it holds on Postgres
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
 
@@ -29,6 +30,19 @@ def text(value: object, field: str, *, bytes_max: int = KEY_BYTES_MAX, empty: bo
     if len(value.encode()) > bytes_max:
         raise InvalidInput(f"{field} is longer than {bytes_max} bytes.", field=field)
     return value
+
+
+def whole(value: object, field: str, *, most: int, least: int = 1) -> int:
+    """The value, if it is an integer within these bounds; else InvalidInput naming the field."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidInput(f"{field} must be a whole number from {least} to {most}, got {shown(value)}.", field=field)
+    return value
+
+
+def callable_(fn: object, field: str) -> None:
+    """Nothing, if the value can be called; else InvalidInput naming the field."""
+    if not callable(fn):
+        raise InvalidInput(f"{field} must be a function, got {shown(fn)}.", field=field)
 
 
 def _flaw(value: str) -> str:

@@ -3,7 +3,10 @@
 from typing import ClassVar
 
 from postroad.model.clock import span
-from postroad.model.errors import InvalidInput, Span
+from postroad.model.errors import InvalidInput, Span, shown
+from postroad.model.payload import whole
+
+ATTEMPTS_MAX = 1_000_000
 
 
 class Retry:
@@ -14,7 +17,7 @@ class Retry:
     always allowed, whatever the budget; a later one that would start after the budget is not.
 
     Args:
-        attempts: How often at the most, 1 or more.
+        attempts: How often at the most, 1 to 1,000,000.
         budget: How long after the first attempt a retry may still start; None is no such bound.
         first: Upper bound of the delay after the first attempt.
         cap: Upper bound of every delay.
@@ -34,9 +37,9 @@ class Retry:
         cap: Span = 1800,
         jitter: bool = True,
     ) -> None:
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-            raise InvalidInput(f"attempts must be 1 or more, got {attempts!r}.", field="attempts")
-        self.attempts = attempts
+        if not isinstance(jitter, bool):
+            raise InvalidInput(f"jitter must be True or False, got {shown(jitter)}.", field="jitter")
+        self.attempts = whole(attempts, "attempts", most=ATTEMPTS_MAX)
         self.budget = None if budget is None else span(budget, "budget")
         self.first = span(first, "first")
         self.cap = span(cap, "cap")

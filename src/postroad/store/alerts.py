@@ -31,7 +31,7 @@ _RAISE = Statement("""
 """)
 _UNRUNG = Statement("""
     SELECT id, severity, code, subject, detail, raised_at FROM {p}alerts
-    WHERE rung_at IS NULL ORDER BY id LIMIT :limit
+    WHERE rung_at IS NULL AND id > :after ORDER BY id LIMIT :limit
 """)
 # The subquery, not a join: its few ids are looked up one by one, whatever the table's statistics say.
 _MARK = Statement("""
@@ -50,8 +50,8 @@ def raise_alerts(conn: Connection, alerts: Sequence[NewAlert], *, now: int) -> N
         _RAISE(conn, alerts=as_json(alerts), now=now)
 
 
-def unrung(conn: Connection, *, limit: int = 100) -> list[tuple[int, Alert]]:
-    """The oldest alerts that nobody was told of, with their ids."""
+def unrung(conn: Connection, *, after: int = 0, limit: int = 100) -> list[tuple[int, Alert]]:
+    """The oldest alerts with an id above `after` that are not marked as rung, with their ids."""
     return [
         (
             row.id,
@@ -63,7 +63,7 @@ def unrung(conn: Connection, *, limit: int = 100) -> list[tuple[int, Alert]]:
                 raised_at=moment(row.raised_at),
             ),
         )
-        for row in _UNRUNG(conn, limit=limit)
+        for row in _UNRUNG(conn, after=after, limit=limit)
     ]
 
 

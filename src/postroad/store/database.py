@@ -12,7 +12,6 @@ from sqlalchemy.exc import DBAPIError
 from postroad.model.clock import SECOND, Clock, SystemClock
 from postroad.model.errors import (
     CommitUnknown,
-    DatabaseBusy,
     NestedTransaction,
     TransactionAborted,
 )
@@ -26,6 +25,7 @@ R = TypeVar("R")
 Lock = Callable[[Connection], object]
 
 TRIES = 5
+BUSY_TRIES = 2  # each of them has waited for the write lock already: 10 s in all
 SYNC_EVERY = 5 * SECOND
 _inside = threading.local()
 
@@ -107,7 +107,7 @@ class Database:
 
         Raises:
             NestedTransaction: Called from inside a transaction function.
-            DatabaseBusy: SQLite's write lock could not be had.
+            DatabaseBusy: SQLite's write lock could not be had within about 10 s.
             CommitUnknown: The connection broke while COMMIT was under way.
             TransactionAborted: The function swallowed an error that had aborted the transaction.
         """
@@ -157,14 +157,14 @@ class Database:
             raise NestedTransaction
 
     def _run(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None, *, urgent: bool) -> R:
-        for last in (*[False] * (TRIES - 1), True):
+        for tried in range(1, TRIES + 1):
             try:
                 return self._once(fn, args, kwargs, lock, urgent=urgent)
             except DBAPIError as error:
-                if not dialects.is_transient(error):
+                if dialects.is_busy(error) and tried >= BUSY_TRIES:
+                    raise dialects.busy(error) from error
+                if tried == TRIES or not dialects.is_transient(error):
                     raise
-                if last:
-                    raise (DatabaseBusy(str(error.orig)) if dialects.is_busy(error) else error) from error
         raise AssertionError("unreachable")
 
     def _connect(self, *, urgent: bool) -> Connection:

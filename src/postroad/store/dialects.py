@@ -4,16 +4,20 @@ import hashlib
 import json
 import os
 import sqlite3
+import sys
+import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from postroad.model.errors import DatabaseBusy, InvalidInput, NotInTransaction, Refused
+from postroad.model.errors import DatabaseBusy, DatabaseReplaced, InvalidInput, NotInTransaction, Refused
+from postroad.store import sqlite_file, urls
 from postroad.store.statements import SCHEMA_OPTION
 
 READ_OPTION = "postroad_read"
@@ -34,17 +38,15 @@ def open_engine(database: str | URL) -> Engine:
     """An engine of our own for a database URL; postgres:// and postgresql:// mean psycopg 3.
 
     Its errors show no parameters: these are users' payloads, and errors are logged and stored.
+
+    Raises:
+        InvalidInput: It is no URL, or of a database that we do not work with. No password is shown.
     """
-    url = make_url(database)
-    if url.drivername in ("postgres", "postgresql"):
-        url = url.set(drivername="postgresql+psycopg")
-    if url.drivername == "sqlite+aiosqlite":  # the URL of an application whose own engine is asynchronous
-        url = url.set(drivername="sqlite")
+    url = urls.parsed(database)
+    urls.check_options(url)
     if url.get_backend_name() == "sqlite":
-        _refuse_memory(url)
+        urls.refuse_memory(url)
         return configure_sqlite(create_engine(url, connect_args=_sqlite_module_args(), hide_parameters=True))
-    if url.drivername != "postgresql+psycopg":
-        raise InvalidInput(f"database must be sqlite or postgresql (psycopg), got {url.drivername}.", field="database")
     return create_engine(
         url,
         pool_size=12,
@@ -57,10 +59,12 @@ def open_engine(database: str | URL) -> Engine:
     )
 
 
-def _refuse_memory(url: URL) -> None:
-    name = url.database or ":memory:"
-    if ":memory:" in name or url.query.get("mode") == "memory":
-        raise InvalidInput("database must be a SQLite file: several connections share it.", field="database")
+def check_source(database: object) -> None:
+    """Refuse what can be neither a database's URL nor an engine, as early as it is given; nothing is connected."""
+    if isinstance(database, str | URL):
+        urls.parsed(database)
+    elif hasattr(database, "sync_engine") or not isinstance(database, Engine):
+        check_engine(database)
 
 
 def _sqlite_module_args() -> dict[str, Any]:
@@ -76,7 +80,7 @@ def check_engine(engine: object) -> Engine:
     if engine.dialect.name == "sqlite" and not getattr(engine, _CONFIGURED, False):
         raise Refused("Prepare this SQLite engine first: engine = postroad.sqlite.configure(engine).")
     if engine.dialect.name == "sqlite":
-        _refuse_memory(engine.url)
+        urls.refuse_memory(engine.url)
     if engine.dialect.name not in ("sqlite", "postgresql"):
         raise InvalidInput(f"database must be sqlite or postgresql, got {engine.dialect.name}.", field="database")
     return engine
@@ -92,6 +96,7 @@ def configure_sqlite(engine: Engine) -> Engine:
         raise InvalidInput(f"engine must be a sqlite one, got {engine.dialect.name}.", field="engine")
     if getattr(engine, _CONFIGURED, False):
         return engine
+    sqlite_file.watch(engine)
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)
     setattr(engine, _CONFIGURED, True)
@@ -131,13 +136,26 @@ def warn_of_sqlite_fault() -> None:
     """Warn if this process's SQLite has the WAL-reset fault, and name the cure."""
     version = sqlite3.sqlite_version_info
     if (3, 7, 0) <= version < _WAL_RESET_FIXED and version not in _WAL_RESET_BACKPORTS:
-        warnings.warn(
+        file, line = _users_line()
+        warnings.warn_explicit(
             f"SQLite {sqlite3.sqlite_version} can corrupt a WAL database that several connections write to "
             "(https://www.sqlite.org/wal.html#walresetbug). Put `import postroad.bundled_sqlite` at the top of "
-            "your program (pip install 'postroad[sqlite]'), or use SQLite 3.51.3 or newer.",
+            "your program or of your app's module (pip install 'postroad[sqlite]'), or use SQLite 3.51.3 or newer.",
             SQLiteVersionWarning,
-            stacklevel=3,
+            file,
+            line,
         )
+
+
+def _users_line() -> tuple[str, int]:
+    """The innermost place of the user's own code that called us; ours and libraries' frames are none."""
+    not_theirs = (str(Path(__file__).parent.parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<fr")
+    frame = sys._getframe()
+    while frame.f_code.co_filename.startswith(not_theirs):
+        if frame.f_back is None:
+            return "postroad", 0
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def check_joined(conn: Connection) -> None:
@@ -170,7 +188,10 @@ def check_same_database(conn: Connection, engine: Engine) -> None:
             f"This is a {conn.dialect.name} connection, but the app's database is {ours}: "
             "both must be the same database."
         )
-    if ours == "sqlite" and same_file(conn, engine) is False:
+    same = same_file(conn, engine)
+    if ours == "sqlite" and same is None and not conn.exec_driver_sql("PRAGMA database_list").one()[2]:
+        raise Refused("This connection is to a SQLite database in memory, but the app's is a file.", field="connection")
+    if ours == "sqlite" and same is False:
         raise Refused(
             f"This connection is to {conn.engine.url.database}, but the app's database is {engine.url.database}."
         )
@@ -227,6 +248,14 @@ def is_busy(error: DBAPIError) -> bool:
     return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
+def busy(error: DBAPIError) -> DatabaseBusy:
+    """The error of a write lock that could not be had, with the cause that is the caller's own."""
+    return DatabaseBusy(
+        "If this program has itself a transaction open that writes to this file, it waits for itself: use "
+        f"post.join(connection) with that transaction's connection instead of post.begin(). ({error.orig})"
+    )
+
+
 def is_transient(error: DBAPIError) -> bool:
     """Whether running the same transaction again may succeed and the database says that nothing was written."""
     # A connection that broke before COMMIT has written nothing; another one may stand, as after a server's restart.
@@ -236,7 +265,7 @@ def is_transient(error: DBAPIError) -> bool:
 
 def is_away(error: Exception) -> bool:
     """Whether the database could not be reached, not in time, or has no space, before anything was committed."""
-    if isinstance(error, DatabaseBusy):
+    if isinstance(error, DatabaseBusy | DatabaseReplaced):
         return True
     if not isinstance(error, DBAPIError):
         return False

@@ -7,7 +7,10 @@ from sqlalchemy import Connection, Row
 
 from postroad.model.clock import SECOND, moment
 from postroad.model.dispatches import DispatchRow
+from postroad.model.errors import InvalidInput, shown
+from postroad.model.ids import check_name
 from postroad.model.lifecycle import Status
+from postroad.model.payload import text, whole
 from postroad.store.statements import Statement
 
 # The reason is that of the last change; what came in after a claim was over (dispatch.stale) changed nothing.
@@ -33,6 +36,9 @@ _LIST = Statement(
     "ORDER BY o.created_at DESC, o.id LIMIT :limit"
 )
 
+LIMIT_MAX = 10_000
+_DESTINATION_BYTES_MAX = 2048
+
 _HISTORY = Statement("""
 SELECT from_status, to_status, reason_code, summary, source, actor, evidence, metadata, at
 FROM {p}transitions WHERE entity = :id ORDER BY id
@@ -40,8 +46,12 @@ FROM {p}transitions WHERE entity = :id ORDER BY id
 
 
 def get(conn: Connection, id_or_key: str) -> DispatchRow | None:
-    """One dispatch by id or key with its whole history, oldest first; None if there is none."""
-    row = _GET(conn, name=id_or_key).one_or_none()
+    """One dispatch by id or key with its whole history, oldest first; None if there is none.
+
+    Raises:
+        InvalidInput: It is no text that could be an id or a key.
+    """
+    row = _GET(conn, name=text(id_or_key, "id")).one_or_none()
     if row is None:
         return None
     history = [{**change._mapping, "at": moment(change.at)} for change in _HISTORY(conn, id=row.id)]
@@ -56,9 +66,25 @@ def list_(
     to: str | None = None,
     limit: int = 50,
 ) -> list[DispatchRow]:
-    """The newest dispatches first, without history."""
-    rows = _LIST(conn, status=status or "", kind=kind or "", destination=to or "", limit=limit)
+    """The newest dispatches first, without history; at most 10,000.
+
+    Raises:
+        InvalidInput: A status that no dispatch has, a limit out of bounds, or no text; the message names it.
+    """
+    rows = _LIST(
+        conn,
+        status="" if status is None else _status(status),
+        kind="" if kind is None else check_name(kind, "kind"),
+        destination="" if to is None else text(to, "to", bytes_max=_DESTINATION_BYTES_MAX, empty=to == ""),
+        limit=whole(limit, "limit", most=LIMIT_MAX),
+    )
     return [_view(row) for row in rows]
+
+
+def _status(status: str) -> str:
+    if status not in list(Status):
+        raise InvalidInput(f"status must be one of {', '.join(Status)}, got {shown(status)}.", field="status")
+    return status
 
 
 def _view(row: Row[Any], history: Sequence[Mapping[str, Any]] = ()) -> DispatchRow:

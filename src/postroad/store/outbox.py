@@ -52,7 +52,7 @@ def insert(
     (or `keep` is set). Two transactions that race for a key both get the one id.
 
     Raises:
-        DuplicateKey: In a turn: these keys exist. Nothing was written.
+        DuplicateKey: In a turn: these keys exist, or the turn gives one to two contents. Nothing was written.
         KeyConflict: Elsewhere: the key is taken by other content. Nothing was written.
     """
     keyed = [d if d.key else msgspec.structs.replace(d, key=d.id) for d in dispatches]
@@ -91,10 +91,14 @@ def _holders(
 ) -> dict[str, str]:
     """Who holds these keys, read in a statement after the insert, which waited for whoever raced with it."""
     late = [d for d in dispatches if d.id not in created]
+    ours = {d.key: d.id for d in dispatches if d.id in created}
+    if in_turn:
+        # What a turn says twice is said once; what another turn has said is not for this one to say.
+        said = {(d.key, d.stream, d.content_hash) for d in dispatches if d.id in created}
+        late = [d for d in late if (d.key, d.stream, d.content_hash) not in said]
     if in_turn and late:
         keys = tuple(dict.fromkeys(d.key for d in late))
         raise DuplicateKey(", ".join(keys), keys=keys)
-    ours = {d.key: d.id for d in dispatches if d.id in created}
     if not late:
         return ours
     rows = _HOLDERS(conn, keys=as_json([d.key for d in late])).all()

@@ -63,6 +63,9 @@ class Queue(Protocol):
     def release(self, conn: Connection, hold: Hold, *, now: int) -> None:
         """Give back what never began."""
 
+    def put_back(self, conn: Connection, holds: Sequence[Hold], *, now: int) -> None:
+        """Undo takeovers of which nothing began."""
+
     def split(self, conn: Connection, hold: Hold, *, error: str, now: int) -> None:
         """Have each event of the set tried alone from now on."""
 

@@ -71,6 +71,10 @@ _RELEASE_ALL = Statement(
     "UPDATE {p}queues SET claim_token = NULL, state = 'ready', until = :now, attempts = attempts - 1 "
     "WHERE claim_token = :token RETURNING stream"
 )
+_PUT_BACK = Statement(
+    "UPDATE {p}queues SET until = :now, attempts = attempts - 1 "
+    "WHERE claim_token IS NOT NULL AND stream {in_list:streams}"
+)
 _SPLIT = Statement(
     "UPDATE {p}queues SET claim_token = NULL, state = 'ready', until = :now, attempts = 0, "
     "picked = :picked, alone = :alone WHERE stream = :stream"
@@ -286,6 +290,13 @@ def release(conn: Connection, hold: Hold, *, now: int) -> None:
     """Give back what never began: ready at once, the attempt not counted. Raises StaleClaim."""
     _leave(conn, hold, QueueState.READY, until=now, given_back=1)
     end_run(conn, hold, RunEnd.RELEASED, None, now=now)
+
+
+def put_back(conn: Connection, holds: Sequence[Hold], *, now: int) -> None:
+    """Undo takeovers of which nothing began: due again at once as claims whose claimants were lost, uncounted."""
+    kept = owned(conn, holds)
+    if kept:
+        _PUT_BACK(conn, streams=as_json(sorted(kept)), now=now)
 
 
 def release_all(conn: Connection, token: str, *, now: int) -> list[str]:

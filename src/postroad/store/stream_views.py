@@ -4,7 +4,10 @@ import msgspec
 from sqlalchemy import Connection
 
 from postroad.model import ids
+from postroad.model.clock import moment
 from postroad.store.statements import Statement
+
+LOOKED_AT_MAX = 100
 
 
 class QueuedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +47,9 @@ _DEAD = Statement(
     f"SELECT {_EVENT} FROM {{p}}inbox WHERE stream = :stream AND reason IS NOT NULL ORDER BY position DESC LIMIT :limit"
 )
 _QUEUE = Statement("SELECT state, until, attempts FROM {p}queues WHERE stream = :stream")
+_CLAIMS = Statement(
+    "SELECT count(*) FROM {p}queues WHERE type = :type AND until > :now AND state = 'claimed'"  # until: the index
+)
 _HEAD = Statement("SELECT version, deleted_at FROM {p}streams WHERE id = :stream")
 
 
@@ -68,3 +74,29 @@ def head(conn: Connection, stream: str) -> StreamHead | None:
     """The stream's version; None: it has no entries and was never deleted."""
     row = _HEAD(conn, stream=stream).mappings().one_or_none()
     return None if row is None else StreamHead(**row)
+
+
+def why(conn: Connection, stream: str, *, now: int) -> str:
+    """A sentence on why the stream's events wait, as far as the database knows; '' if none wait."""
+    events = waiting(conn, stream, limit=LOOKED_AT_MAX)
+    if not events:
+        return ""
+    kind = ids.stream_type(stream)
+    held = queue(conn, stream)
+    match held.state if held else "":
+        case "parked":
+            return "Events wait because the stream is parked; a person must let it go."
+        case "backoff" if held and held.until is not None and held.until > now:
+            return f"Events wait for the next attempt at {_at(held.until)}: the last one failed (see the runs)."
+        case "claimed" if held and held.until is not None and held.until > now:
+            return f"Events wait for the turn that is under way; its claim ends at {_at(held.until)} if not renewed."
+    ready = min(event.ready_at for event in events)
+    if ready > now:
+        return f"Events wait for their time, {_at(ready)} at the earliest."
+    claims = _CLAIMS(conn, type=kind, now=now).scalar_one()
+    known = f"workers of its type hold others ({claims})." if claims else f"is a worker for the type {kind!r} running?"
+    return f"Events have waited since {_at(ready)} and nobody holds the stream: {known}"
+
+
+def _at(stamp: int) -> str:
+    return moment(stamp).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,5 +1,6 @@
 """What the command line says: lines and tables for people, or one JSON document for programs."""
 
+import re
 import sys
 import traceback
 import unicodedata
@@ -23,6 +24,8 @@ FAILED = 1
 ErrorKind = Literal["not_found", "invalid_input", "conflict", "unavailable", "internal"]
 # Control characters, bidirectional and other invisible formatting, surrogates, line and paragraph separators.
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# What JSON itself leaves as it is, but a terminal or a reader of lines would act upon.
+_ACTING_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class NotFound(errors.PostroadError):
@@ -41,7 +44,10 @@ KINDS: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], Err
     ((NotFound, errors.DispatchNotFound), "not_found"),
     ((errors.KeyConflict, errors.TimerConflict, errors.ConcurrencyConflict, errors.DuplicateKey), "conflict"),
     (errors.Refused, "invalid_input"),
-    ((Unavailable, errors.SchemaMismatch, errors.DatabaseBusy, errors.CommitUnknown), "unavailable"),
+    (
+        (Unavailable, errors.SchemaMismatch, errors.DatabaseBusy, errors.DatabaseReplaced, errors.CommitUnknown),
+        "unavailable",
+    ),
 )
 
 
@@ -103,7 +109,8 @@ def show_wrong_use(message: str) -> None:
 
 
 def _print_answer(answer: Answer) -> None:
-    print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+    said = msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
+    print(_ACTING_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", said))
 
 
 def escaped(text: object) -> str:

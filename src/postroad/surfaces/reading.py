@@ -26,7 +26,10 @@ T = TypeVar("T")
 
 
 class StreamView(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream with the part of its log that was asked for. `queue` None: nobody holds it."""
+    """A stream with the part of its log that was asked for. `queue` None: nobody holds it.
+
+    `why` is a sentence on what its waiting events wait for, as far as the database knows; '' if none wait.
+    """
 
     stream: str
     version: int
@@ -36,6 +39,7 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: list[dict[str, Any]]
     dead: list[dict[str, Any]]
     runs: list[dict[str, Any]]
+    why: str = ""
 
 
 @contextmanager
@@ -48,24 +52,41 @@ def opened(url: str | None, schema: str | None, *, writing: bool = False) -> Ite
     """
     place, _ = database_url(url)
     chosen = settings({"schema": schema})["schema"].value
-    try:
-        parsed = make_url(place)
-    except (ArgumentError, ValueError) as error:
-        raise WrongUse(f"{masked(place)} is not a database's URL.", field="database") from error
-    is_sqlite = parsed.get_backend_name() == "sqlite"
+    wanted = parsed(place)
+    is_sqlite = wanted.get_backend_name() == "sqlite"
     database = Database(
-        _existing(parsed) if is_sqlite and not writing else parsed,
+        _existing(wanted) if is_sqlite and not writing else wanted,
         schema=None if is_sqlite else chosen,
         executor=Inline(),
     )
     try:
-        yield database
-    except DBAPIError as error:
-        raise Unavailable(f"{masked(place)}: {str(error.orig).strip()}") from error
-    except (SQLAlchemyError, sqlite3.Error) as error:
-        raise Unavailable(f"{masked(place)}: {error}") from error
+        with reachable(masked(place)):
+            yield database
     finally:
         database.close()
+
+
+def parsed(place: str) -> URL:
+    """A database's URL in its parts; WrongUse if it is none."""
+    try:
+        return make_url(place)
+    except (ArgumentError, ValueError) as error:
+        raise WrongUse(f"{masked(place)} is not a database's URL.", field="database") from error
+
+
+@contextmanager
+def reachable(place: str) -> Iterator[None]:
+    """Say in one line of a database, at a place that is shown as it is, that it cannot be reached or read.
+
+    Raises:
+        Unavailable: Instead of the driver's own errors.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        raise Unavailable(f"{place}: {' '.join(str(error.orig).split())}") from error
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise Unavailable(f"{place}: {error}") from error
 
 
 def look(url: str | None, schema: str | None, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -108,6 +129,7 @@ def stream(conn: Connection, name: str, *, after: int | None, limit: int, now: i
         waiting=[_event(event) for event in waiting],
         dead=[_event(event) for event in dead],
         runs=[plain(run) for run in ran],
+        why=stream_views.why(conn, name, now=now),
     )
 
 

@@ -1,4 +1,7 @@
-"""`postroad run APP`: the loops of an app as a process of their own, ended by signals."""
+"""`postroad run APP`: the loops of an app as a process of their own, ended by signals.
+
+What needs a database is imported after the app, which may want to settle itself which SQLite the process uses.
+"""
 
 import asyncio
 import importlib
@@ -14,8 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from postroad.engine.config import masked, settings
-from postroad.engine.running import GRACE, PARTS, Part, run_bounded
+from postroad.engine.config import DEFAULTS, database_url, masked, settings
 from postroad.engine.telemetry import logger
 from postroad.model.clock import SECOND, span
 from postroad.model.errors import InvalidInput, PostroadError
@@ -25,9 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from postroad.engine.app import Postroad
+    from postroad.engine.running import Part
 
+PARTS: "tuple[Part, ...]" = ("turns", "sends", "timers")
+GRACE_SECONDS = float(str(DEFAULTS["grace"]))
 ENDED_AT_ONCE = 130
 STOPS = (signal.SIGTERM, signal.SIGINT)
+SHORTEST_POLL, LONGEST_POLL = SECOND // 1000, 30 * SECOND
 HARD_END_SECONDS = 4.0  # after the grace, for giving back what has not ended
 
 
@@ -44,7 +50,7 @@ class Stopping:
     """
 
     def __init__(self) -> None:
-        self.patience = GRACE / SECOND + HARD_END_SECONDS
+        self.patience = GRACE_SECONDS + HARD_END_SECONDS
         self._asked: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
@@ -98,26 +104,29 @@ def run(
         BadApp: It cannot be imported.
         InvalidInput: An option or a setting is wrong.
         SchemaMismatch: The database's schema is missing or does not fit this code.
+        Unavailable: The database cannot be reached or read.
     """
     stopping = Stopping()
     stopping.install()
     log_to_stderr()
     parts = parts_of(only)
-    chosen = settings({"grace": grace, "poll": poll})
-    lengths = {name: span(chosen[name].value, name) for name in ("grace", "poll")}
+    lengths = lengths_of(grace, poll)
+    if database is not None:
+        database_url(database)
     stopping.patience = lengths["grace"] / SECOND + HARD_END_SECONDS
-    _arm()
     post = load(reference)
+    from postroad.engine.running import run_bounded
+
+    _arm()
     post.reconfigure(database=database, schema=schema)
-    with once_readable():
-        post.check_schema()
+    open_database(post, database)
     post.observe(tell)
     logger.info("%s runs %s on %s", reference, ", ".join(parts), place(post))
     run_bounded(_run(post, stopping, parts, lengths))
     logger.info("%s has ended", reference)
 
 
-async def _run(post: "Postroad", stopping: Stopping, parts: Sequence[Part], lengths: "Mapping[str, int]") -> None:
+async def _run(post: "Postroad", stopping: Stopping, parts: "Sequence[Part]", lengths: "Mapping[str, int]") -> None:
     try:
         async with post.resources():
             await post.runtime(only=parts, **lengths).run(stopping.event())
@@ -131,8 +140,6 @@ def load(reference: str) -> "Postroad":
     Raises:
         BadApp: There is no such module or attribute, or it is no Postroad.
     """
-    from postroad.engine.app import Postroad
-
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     name, colon, attribute = reference.partition(":")
@@ -143,6 +150,8 @@ def load(reference: str) -> "Postroad":
         if not hasattr(found, part):
             raise BadApp(f"{name} has no attribute {attribute!r}.", field="app")
         found = getattr(found, part)
+    from postroad.engine.app import Postroad
+
     if not isinstance(found, Postroad):
         raise BadApp(f"{reference} is a {type(found).__name__}, not a Postroad.", field="app")
     return found
@@ -164,7 +173,34 @@ def _import(name: str) -> Any:
         raise BadApp(f"{name} could not be imported: {type(error).__name__}: {error}", field="app") from error
 
 
-def parts_of(only: str | None) -> tuple[Part, ...]:
+def lengths_of(grace: float | None, poll: float | None) -> dict[str, int]:
+    """The grace and the poll interval of the options or the settings, in microseconds."""
+    chosen = settings({"grace": grace, "poll": poll})
+    lengths = {name: span(chosen[name].value, name) for name in ("grace", "poll")}
+    if not SHORTEST_POLL <= lengths["poll"] <= LONGEST_POLL:
+        raise WrongUse(
+            f"poll ({chosen['poll'].source}) must be 0.001 to 30 seconds, got {chosen['poll'].value}.", field="poll"
+        )
+    return lengths
+
+
+def open_database(post: "Postroad", database: str | None) -> None:
+    """Open the app's database and hold its schema against this code; whatever is warned of is told as a line.
+
+    Raises:
+        Unavailable: It cannot be reached or read.
+        WrongUse: Its URL is none.
+    """
+    from postroad.surfaces.reading import parsed, reachable
+
+    source = database or post.source or database_url(None)[0]
+    if isinstance(source, str):
+        parsed(source)
+    with once_readable(), reachable(masked(source if isinstance(source, str) else str(source.url))):
+        post.check_schema()
+
+
+def parts_of(only: str | None) -> "tuple[Part, ...]":
     """The loops of a list such as `turns,sends`; all of them for None."""
     names = [name.strip() for name in (only or ",".join(PARTS)).split(",")]
     if unknown := [name for name in names if name not in PARTS]:

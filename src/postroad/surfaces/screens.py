@@ -70,6 +70,8 @@ def stream(found: StreamView) -> None:
     deleted = f", deleted at {_when(found.deleted_at)}" if found.deleted_at else ""
     say_title(f"{found.stream}: {found.version} entries{deleted}")
     say(_held(found.queue))
+    if found.why:
+        say(found.why)
     _events("log", found.entries, ("seq", "recorded_at"))
     _events("waiting events", found.waiting, ("position", "received_at"))
     _events("dead events", found.dead, ("position", "received_at"), reason=True)

@@ -19,9 +19,11 @@ from postroad.engine.running import Drained, build, drain
 from postroad.model.clock import FakeClock, span
 from postroad.model.dispatches import Dispatch
 from postroad.model.entropy import SeededEntropy
-from postroad.model.errors import InvalidInput, PostroadError, Refused, Span
+from postroad.model.errors import InvalidInput, PostroadError, Refused, Span, shown
 from postroad.model.events import Entry
+from postroad.model.ids import check_name, check_stream
 from postroad.model.kinds import Kind
+from postroad.model.payload import whole
 from postroad.store import log, migrations, moments
 from postroad.store.database import Database
 from postroad.store.executor import Inline
@@ -29,6 +31,7 @@ from postroad.testing.joined import JoinedDatabase
 
 T = TypeVar("T")
 ENTRIES_MAX = 100_000
+TIMES_MAX = 10_000
 
 
 class Harness:
@@ -61,12 +64,14 @@ class Harness:
     ) -> None:
         if senders not in ("capture", "run"):
             raise InvalidInput(f"senders must be 'capture' or 'run', got {senders!r}.", field="senders")
+        if not isinstance(post, Postroad):
+            raise InvalidInput(f"post must be a Postroad, got {shown(post)}.", field="post")
         self.post = post
         self.clock = FakeClock(start)
         self._url = database
         self._on = on
         self._schema = schema
-        self._seed = seed
+        self._seed = whole(seed, "seed", least=0, most=2**63 - 1)
         self._capture = senders == "capture"
         self._captured: list[Dispatch[Any]] = []
         self._planned: dict[str, deque[Exception]] = {}
@@ -122,17 +127,21 @@ class Harness:
 
     def sent(self, kind: Kind[T], *, to: str | None = None) -> Sequence[Dispatch[T]]:
         """The attempts of a kind that were captured, oldest first; failed ones (`fail`) are not among them."""
+        if not isinstance(kind, Kind):
+            raise InvalidInput(f"kind must be a Kind, got {shown(kind)}.", field="kind")
         return [d for d in self._captured if d.kind in kind.names and to in (None, d.to)]
 
     def fail(self, kind: Kind[Any] | str, error: Exception, *, times: int = 1) -> None:
         """Have the next sends of a kind raise this error."""
-        name = kind.name if isinstance(kind, Kind) else kind
+        name = kind.name if isinstance(kind, Kind) else check_name(kind, "kind")
+        if not isinstance(error, Exception):
+            raise InvalidInput(f"error must be an exception, got {shown(error)}.", field="error")
         self.post.declared(name)
-        self._planned.setdefault(name, deque()).extend([error] * times)
+        self._planned.setdefault(name, deque()).extend([error] * whole(times, "times", most=TIMES_MAX))
 
     def entries(self, stream: str) -> Sequence[Entry]:
         """A stream's whole log."""
-        return self._opened().database.read(log.read, stream, after=0, limit=ENTRIES_MAX)
+        return self._opened().database.read(log.read, check_stream(stream), after=0, limit=ENTRIES_MAX)
 
     def _database(self) -> Database:
         if self._on is not None:

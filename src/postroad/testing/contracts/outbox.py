@@ -122,18 +122,24 @@ class EnqueueContract:
             run(outbox.insert, given, source="turn", actor="ann", in_turn=True)
         assert refused.value.keys == ("key/1", "key/2")
 
-    def test_a_key_twice_in_one_call(self, run: Run) -> None:
-        """Twice the same in one call is one dispatch; other content, or a turn, is refused."""
-        twice = [dispatch(1), dispatch(2, key="key/1")]
-        with pytest.raises(DuplicateKey):
-            run(outbox.insert, twice, source="turn", actor="ann", in_turn=True)
-        with pytest.raises(KeyConflict):
-            enqueue(run, dispatch(1), dispatch(2, '{"n":2}', key="key/1"))
-        assert enqueue(run, *twice) == [
+    @pytest.mark.parametrize(("in_turn", "error"), [(True, DuplicateKey), (False, KeyConflict)])
+    def test_a_key_twice_in_one_call(self, run: Run, in_turn: bool, error: type[Exception]) -> None:
+        """Twice the same in one call is one dispatch; other content is refused."""
+        call = partial(run, outbox.insert, source="test", actor="ann", in_turn=in_turn)
+        with pytest.raises(error):
+            call([dispatch(1), dispatch(2, '{"n":2}', key="key/1")])
+        assert call([dispatch(1), dispatch(2, key="key/1")]) == [
             Enqueued(f"{1:032x}", "key/1", True),
             Enqueued(f"{1:032x}", "key/1", False),
         ]
         assert len(run(outbox_rows)) == len(run(history)) == 1
+
+    def test_two_turns_in_one_call_share_no_key(self, run: Run) -> None:
+        """What two streams decide is decided twice, even with the same content."""
+        other = msgspec.structs.replace(dispatch(2, key="key/1"), stream="load/other")
+        with pytest.raises(DuplicateKey):
+            run(outbox.insert, [dispatch(1), other], source="turn", actor="ann", in_turn=True)
+        assert run(outbox_rows) == []
 
     def test_twenty_threads_race_for_a_key(self, database: Database, clock: FakeClock) -> None:
         """Of twenty transactions with one key one writes it; all get the one id."""

@@ -137,6 +137,20 @@ class LifeContract(Uses):
         assert (names(again.events), again.attempt, again.interrupted) == (["e1"], 1, False)
         assert run(ends) == [None, "released"]
 
+    def test_a_takeover_is_put_back(self, run: Run, clock: FakeClock) -> None:
+        """What was taken over and did not begin is taken over again, as the same attempt; a lost hold is left alone."""
+        self.publish(run, event(1), event(1, "load/2"))
+        self.claim(run)
+        clock.advance(30)
+        mine, other = sorted(self.claim(run, "t2"), key=lambda one: one.stream)
+        run(self.queue.put_back, [hold(mine), Hold(other.stream, "t1")])
+        again = self.claim_one(run, "t3")
+        assert (again.stream, again.turn_id, again.attempt) == (mine.stream, mine.turn_id, mine.attempt)
+        assert again.interrupted
+        before = run(everything)
+        run(self.queue.put_back, [])
+        assert run(everything) == before
+
     def test_a_parked_stream_waits_for_a_person(self, run: Run, clock: FakeClock) -> None:
         """A parked stream is not claimed again by itself, ever, and others don't wait for it."""
         self.publish(run, event(1))
