@@ -16,16 +16,23 @@ from postroad.store import inbox, outbox, timers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a dispatch says and to whom; `digest` is what "same content" is held against."""
+
+    kind: str
+    version: int
+    destination: str
+    body: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
     """A dispatch as recorded: times are still relative to the moment of the decision."""
 
     id: str
     key: str
-    kind: str
-    version: int
-    destination: str
-    body: str
-    content_hash: str
+    content: Content
     on_failure: Literal["event", "alert"]
     max_attempts: int | None
     at: int | None
@@ -42,15 +49,15 @@ class Sending:
             id=self.id,
             key=self.key,
             stream=stream,
-            kind=self.kind,
-            version=self.version,
-            destination=self.destination,
-            body=self.body,
+            kind=self.content.kind,
+            version=self.content.version,
+            destination=self.content.destination,
+            body=self.content.body,
             on_failure=self.on_failure,
             max_attempts=self.max_attempts,
             due_at=due,
             expires_at=None if self.expires is None else base + self.expires,
-            content_hash=self.content_hash,
+            content_hash=self.content.digest,
             origin=self.origin,
             keep=self.keep,
         )

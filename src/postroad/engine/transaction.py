@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 from sqlalchemy import Connection
 
 from postroad.engine.declarations import plain
-from postroad.engine.records import Records, Sending, TimerRecord, Written, write
+from postroad.engine.records import Content, Records, Sending, TimerRecord, Written, write
 from postroad.model.clock import micros, span
 from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.entropy import Entropy
@@ -112,30 +112,19 @@ class Transaction:
             InvalidInput: A value cannot be stored; the message names it.
             KeyConflict: On leaving the block, if the key is taken by other content.
         """
-        if lane is not None:
-            raise Refused("Ordered lanes are not available in this release.", field="lane")
-        if ack:
-            raise Refused("ack=True needs a secret_key, and acknowledgements are not available in this release.")
-        name, version, encoded = payload(kind, {} if body is None else body, "body")
-        declared = self._context.declared(name)
-        if on_conflict not in ("error", "keep"):
-            raise InvalidInput(f"on_conflict must be 'error' or 'keep', got {shown(on_conflict)}.", field="on_conflict")
-        destination = text(to, "to", bytes_max=2048, empty=to == "")
-        dispatch_id = self._context.entropy.token()
+        _refuse_unavailable(lane=lane, ack=ack)
+        content = _content(kind, body, to)
+        declared = self._context.declared(content.kind)
         when = _when(at, after)
         sending = Sending(
-            id=dispatch_id,
+            id=self._context.entropy.token(),
             key=self._default_key("") if key is None else text(key, "key"),
-            kind=name,
-            version=version,
-            destination=destination,
-            body=encoded,
-            content_hash=content_hash(name, encoded, encode(destination)),
+            content=content,
             on_failure=declared.on_failure,
             max_attempts=declared.attempts_max,
             expires=None if expires is None else span(expires, "expires"),
             origin=_pairs(origin),
-            keep=on_conflict == "keep",
+            keep=_keeps(on_conflict),
             accepted=Accepted(),
             at=when.at,
             after=when.after,
@@ -253,6 +242,27 @@ def _pairs(origin: Mapping[str, str]) -> str:
     if not isinstance(origin, Mapping) or not all(isinstance(part, str) for pair in origin.items() for part in pair):
         raise InvalidInput(f"origin must be a mapping of text to text, got {type(origin).__name__}.", field="origin")
     return encode(dict(origin), "origin", bytes_max=4096)
+
+
+def _refuse_unavailable(*, lane: str | None, ack: bool) -> None:
+    if lane is not None:
+        raise Refused("Ordered lanes are not available in this release.", field="lane")
+    if ack:
+        raise Refused("ack=True needs a secret_key, and acknowledgements are not available in this release.")
+
+
+def _keeps(on_conflict: object) -> bool:
+    if on_conflict not in ("error", "keep"):
+        raise InvalidInput(f"on_conflict must be 'error' or 'keep', got {shown(on_conflict)}.", field="on_conflict")
+    return on_conflict == "keep"
+
+
+def _content(kind: Kind[T] | str, body: T | None, to: str) -> Content:
+    """What a dispatch says and to whom; no body is `{}`."""
+    name, version, encoded = payload(kind, {} if body is None else body, "body")
+    destination = text(to, "to", bytes_max=2048, empty=to == "")
+    digest = content_hash(name, encoded, encode(destination))
+    return Content(kind=name, version=version, destination=destination, body=encoded, digest=digest)
 
 
 def payload(kind: Kind[T] | str, data: object, field: str = "data") -> tuple[str, int, str]:
