@@ -15,6 +15,15 @@ from postroad.model.rows import Enqueued, NewDispatch, NewEntry, NewEvent, Publi
 from postroad.store import inbox, outbox, timers
 
 
+@dataclass(frozen=True, slots=True)
+class When:
+    """A time in microseconds, or a length of time after the decision; `given` is False if it was left out."""
+
+    at: int | None
+    after: int
+    given: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """What a dispatch says and to whom; `digest` is what "same content" is held against."""
@@ -35,8 +44,7 @@ class Sending:
     content: Content
     on_failure: Literal["event", "alert"]
     max_attempts: int | None
-    at: int | None
-    after: int
+    when: When
     expires: int | None
     origin: str
     keep: bool
@@ -44,7 +52,7 @@ class Sending:
 
     def row(self, stream: str, base: int) -> NewDispatch:
         """The row to write, for a decision taken at `base`."""
-        due = base + self.after if self.at is None else self.at
+        due = base + self.when.after if self.when.at is None else self.when.at
         return NewDispatch(
             id=self.id,
             key=self.key,

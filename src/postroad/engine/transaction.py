@@ -1,7 +1,6 @@
 """The recording verbs, and the blocks that write what was recorded: `begin` and `join`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
@@ -9,7 +8,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 from sqlalchemy import Connection
 
 from postroad.engine.declarations import plain
-from postroad.engine.records import Content, Records, Sending, TimerRecord, Written, write
+from postroad.engine.records import Content, Records, Sending, TimerRecord, When, Written, write
 from postroad.model.clock import micros, span
 from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.entropy import Entropy
@@ -115,7 +114,6 @@ class Transaction:
         _refuse_unavailable(lane=lane, ack=ack)
         content = _content(kind, body, to)
         declared = self._context.declared(content.kind)
-        when = _when(at, after)
         sending = Sending(
             id=self._context.entropy.token(),
             key=self._default_key("") if key is None else text(key, "key"),
@@ -126,8 +124,7 @@ class Transaction:
             origin=_pairs(origin),
             keep=_keeps(on_conflict),
             accepted=Accepted(),
-            at=when.at,
-            after=when.after,
+            when=_when(at, after),
         )
         self._open_records().sends.append(sending)
         return sending.accepted
@@ -195,7 +192,7 @@ class Transaction:
         self._over = True
         return self._records
 
-    def _arm(self, verb: Literal["set", "rearm"], key: str, when: "When", *, data: Any, stream: str | None) -> None:
+    def _arm(self, verb: Literal["set", "rearm"], key: str, when: When, *, data: Any, stream: str | None) -> None:
         if not when.given:
             raise InvalidInput("A timer needs `at` or `after`.", field="at")
         self._open_records().timers.append(
@@ -217,15 +214,6 @@ class Transaction:
     def _default_key(self, otherwise: str | None = None) -> str:
         """The key of what was given none: outside of a turn nobody can send the same again."""
         return self._context.entropy.token() if otherwise is None else otherwise
-
-
-@dataclass(frozen=True, slots=True)
-class When:
-    """A time in microseconds, or a length of time after the decision; `given` is False if it was left out."""
-
-    at: int | None
-    after: int
-    given: bool
 
 
 def _when(at: datetime | None, after: Span | None) -> When:
