@@ -523,14 +523,14 @@ async def test_async_callers_get_results_and_errors(database: Database) -> None:
 def test_urgent_transactions_have_a_lane_of_their_own() -> None:
     """Renewals and settles don't queue behind what is slow; without such a lane they take their turn."""
     go_on = threading.Event()
-    threads = Threads(workers=1, urgent_workers=1)
+    threads = Threads(plain=1, urgent=1)
     slow = threads.submit(go_on.wait)
-    assert threads.submit(lambda: "urgent", urgent=True).result() == "urgent"
+    assert threads.submit(lambda: "urgent", lane="urgent").result() == "urgent"
     go_on.set()
     assert slow.result()
     threads.close()
-    one = Threads(workers=1, urgent_workers=0)
-    assert one.submit(lambda: 1, urgent=True).result() == 1
+    one = Threads(plain=1)
+    assert one.submit(lambda: 1, lane="urgent").result() == 1
     one.close()
 
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from sqlalchemy import Connection
@@ -12,7 +13,8 @@ from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.errors import InvalidInput
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import Enqueued, NewDispatch, NewEntry, NewEvent, Published, TimerChange
-from postroad.store import inbox, outbox, timers
+from postroad.store import dialects, inbox, outbox, timers
+from postroad.store.groups import Name, Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class Records:
     withdrawals: list[tuple[str, Withdrawn]] = field(default_factory=list)
     entries: list[NewEntry] = field(default_factory=list)
     writes: list[Callable[[Connection], object]] = field(default_factory=list)
+    tells: bool = False
+    """Whether the commit itself wakes loops, since this process has none that would tell others."""
 
     @property
     def topics(self) -> frozenset[Topic]:
@@ -131,7 +135,7 @@ class Records:
             answer.done = key in done
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """What the database answered to a transaction's records."""
 
@@ -140,8 +144,8 @@ class Written:
     withdrawn: list[str]
 
 
-def write(conn: Connection, records: Records, *, source: str, actor: str, now: int) -> Written:
-    """Write what was recorded outside of a turn, in bulk, inside the connection's transaction.
+def write(conn: Connection, batch: Sequence[Records], *, actor: str, now: int) -> list[Written]:
+    """Write what was recorded outside of turns, in bulk, inside the connection's transaction; an answer for each.
 
     Raises:
         KeyConflict: A key is taken by other content.
@@ -149,12 +153,41 @@ def write(conn: Connection, records: Records, *, source: str, actor: str, now: i
         StreamDeleted: An event was published to a deleted stream.
     """
     failpoint("accept.before_insert")
-    records.run_writes(conn)
-    enqueued = outbox.insert(
-        conn, [s.row("", now) for s in records.sends], source=source, actor=actor, in_turn=False, now=now
-    )
-    withdrawn = outbox.withdraw(conn, [key for key, _ in records.withdrawals], actor=actor, now=now)
-    timers.apply(conn, [t.row(now) for t in records.timers], now=now)
-    published = inbox.publish(conn, [event for event, _ in records.publishes], now=now)
+    for records in batch:
+        records.run_writes(conn)
+    sends = [send.row("", now) for records in batch for send in records.sends]
+    enqueued = iter(outbox.insert(conn, sends, source="app", actor=actor, in_turn=False, now=now))
+    keys = [key for records in batch for key, _ in records.withdrawals]
+    withdrawn = set(outbox.withdraw(conn, keys, actor=actor, now=now))
+    timers.apply(conn, [timer.row(now) for records in batch for timer in records.timers], now=now)
+    events = [event for records in batch for event, _ in records.publishes]
+    published = iter(inbox.publish(conn, events, now=now))
     failpoint("accept.after_insert")
-    return Written(published, enqueued, withdrawn)
+    return [
+        Written(
+            published=list(islice(published, len(records.publishes))),
+            enqueued=list(islice(enqueued, len(records.sends))),
+            withdrawn=[key for key, _ in records.withdrawals if key in withdrawn],
+        )
+        for records in batch
+    ]
+
+
+def begun(conn: Connection, batch: Sequence[Records], *, now: int) -> list[Written]:
+    """`write` for transactions of our own."""
+    written = write(conn, batch, actor="begin", now=now)
+    told = frozenset[Topic]().union(*(records.topics for records in batch if records.tells))
+    dialects.notify_at_commit(conn, told)
+    return written
+
+
+def _names(records: Records) -> list[Name]:
+    return [
+        *(("event", event.stream, event.event_id) for event, _ in records.publishes),
+        *(("key", send.key) for send in records.sends if send.key),
+        *(("key", key) for key, _ in records.withdrawals),
+        *(("timer", timer.stream, timer.key) for timer in records.timers),
+    ]
+
+
+BEGIN = Verb(run=begun, names=_names)

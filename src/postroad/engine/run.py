@@ -165,8 +165,16 @@ class Run:
 
     async def _commit(self, commit: TurnCommit, write: Callable[[Connection], None] | None) -> TurnCommitted:
         failpoint("turn.before_commit")
-        (done,) = await self._patiently(lambda: self.parts.database.atransact(turns.commit, [commit], write=write))
+        done = await self._patiently(lambda: self._write(commit, write))
         failpoint("turn.after_commit")
+        return done
+
+    async def _write(self, commit: TurnCommit, write: Callable[[Connection], None] | None) -> TurnCommitted:
+        """Commit it together with others, unless code of the user's takes part."""
+        database = self.parts.database
+        if write is None:
+            return await database.agroup(turns.COMMIT, commit)
+        (done,) = await database.atransact(turns.commit, [commit], write=write)
         return done
 
     async def _patiently(self, work: Callable[[], Awaitable[R]]) -> R:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 from sqlalchemy import Connection
 
 from postroad.engine.declarations import plain
-from postroad.engine.records import Content, Records, Sending, TimerRecord, When, Written, write
+from postroad.engine.records import BEGIN, Content, Records, Sending, TimerRecord, When, Written, begun, write
 from postroad.model.clock import micros, span
 from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.entropy import Entropy
@@ -292,8 +292,11 @@ class Opening:
         records = self._transaction._end()
         if kind is not None:
             return
+        records.tells = not self._context.relayed
         if self._connection is None:
-            written = self._open(None).transact(self._write)
+            database = self._open(None)
+            # Code of the user's holds up no others' transactions.
+            written = database.transact(self._write) if records.writes else database.group(BEGIN, records)
         else:
             written = self._join(self._sync_connection())
         self._answer(records, written)
@@ -310,8 +313,10 @@ class Opening:
         records = self._transaction._end()
         if kind is not None:
             return
+        records.tells = not self._context.relayed
         if self._connection is None:
-            written = await self._open(None).atransact(self._write)
+            database = self._open(None)
+            written = await (database.atransact(self._write) if records.writes else database.agroup(BEGIN, records))
         else:
             connection = await self._async_connection()
             written = await connection.run_sync(self._join)
@@ -347,10 +352,7 @@ class Opening:
         return database
 
     def _write(self, connection: Connection, *, now: int) -> Written:
-        records = self._transaction._records
-        written = write(connection, records, source="app", actor="begin", now=now)
-        if not self._context.relayed:  # a process without loops
-            dialects.notify_at_commit(connection, records.topics)
+        (written,) = begun(connection, [self._transaction._records], now=now)
         return written
 
     def _join(self, connection: Connection) -> Any:
@@ -358,13 +360,7 @@ class Opening:
         connection = database.bind(connection)
         # A refusal takes our rows back and leaves the user's transaction as it was.
         with connection.begin_nested():
-            written = write(
-                connection,
-                self._transaction._records,
-                source="app",
-                actor="join",
-                now=database.clock.wall(),
-            )
+            (written,) = write(connection, [self._transaction._records], actor="join", now=database.clock.wall())
         dialects.notify_at_commit(connection, self._transaction._records.topics)
         return written
 

@@ -9,6 +9,8 @@ FAILPOINTS: dict[str, str] = {
     "accept.after_commit": "it is committed, the caller does not know yet",
     "commit.before": "before COMMIT of any transaction of ours",
     "commit.after": "after COMMIT of any transaction of ours",
+    "group.member": "a group is refused as a whole, its next member is about to be written by itself",
+    "group.committed": "a group is committed, none of its callers knows yet",
     "turn.after_claim_commit": "streams are claimed, no turn has begun",
     "turn.before_handler": "the handler is about to be called",
     "turn.before_commit": "the handler has decided, nothing is written",

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -17,8 +18,9 @@ from postroad.model.errors import (
 )
 from postroad.model.failpoints import failpoint
 from postroad.model.ids import check_schema
-from postroad.store import dialects
-from postroad.store.executor import Executor, Inline, Threads, outcome
+from postroad.store import dialects, groups
+from postroad.store.executor import Executor, Inline, Lane, Threads, outcome
+from postroad.store.groups import Item, Member, Verb, Waiting
 from postroad.store.statements import SCHEMA_OPTION
 
 R = TypeVar("R")
@@ -80,13 +82,14 @@ class Database:
         self._following = None if clock or self.is_sqlite else FollowingClock(SystemClock())
         self.clock: Clock = clock or self._following or SystemClock()
         self._executor = executor or (
-            Threads(workers=1, urgent_workers=0) if self.is_sqlite else Threads(workers=8, urgent_workers=2)
+            Threads(plain=1) if self.is_sqlite else Threads(plain=6, urgent=2, group=2)
         )
+        self._waiting = Waiting()
         # On the user's engine: handlers may hold its every connection for longer than a lease, and what is urgent
         # must not wait for them. The pool's own way to connect, beside the pool; as many as there are urgent threads.
         self._beside = None if self._owns_engine or self.is_sqlite else self.engine.pool.recreate()
         self._readers: Executor = (
-            self._executor if isinstance(self._executor, Inline) else Threads(workers=2, urgent_workers=0)
+            self._executor if isinstance(self._executor, Inline) else Threads(plain=2)
         )
 
     @staticmethod
@@ -124,6 +127,20 @@ class Database:
         """`transact` for async code: one hop for the whole transaction, never abandoned half-way."""
         return await outcome(self._submit(fn, args, kwargs, lock=lock, urgent=urgent))
 
+    def group(self, verb: Verb[Item, R], item: Item) -> R:
+        """The verb's answer for this item, which is written together with whatever else waits to be written.
+
+        The verb must be one of ours: no user code runs in such a transaction.
+
+        Raises:
+            As `transact`, and what the verb refuses: each caller hears of its own item only.
+        """
+        return self._join(verb, item).result()
+
+    async def agroup(self, verb: Verb[Item, R], item: Item) -> R:
+        """`group` for async code."""
+        return await outcome(self._join(verb, item))
+
     def read(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Run `fn(conn, *args, **kwargs)` over one unchanging view of the database; it must not write."""
         self._refuse_nesting()
@@ -149,7 +166,37 @@ class Database:
 
     def _submit(self, fn: Callable[..., R], args: Any, kwargs: Any, *, lock: Lock | None, urgent: bool) -> Future[R]:
         self._refuse_nesting()
-        return self._executor.submit(lambda: self._run(fn, args, kwargs, lock, urgent=urgent), urgent=urgent)
+        lane: Lane = "urgent" if urgent else "plain"
+        return self._executor.submit(lambda: self._run(fn, args, kwargs, lock, urgent=urgent), lane=lane)
+
+    def _join(self, verb: Verb[Item, R], item: Item) -> Future[R]:
+        self._refuse_nesting()
+        member = Member(verb, item)
+        self._waiting.add(member)
+        self._executor.submit(self._run_group, lane="group")
+        return member.answer
+
+    def _run_group(self) -> None:
+        """Write what waits. There is a call for each member, so that none is left; most of them find nothing."""
+        members = self._waiting.take()
+        alone = members
+        if len(members) > 1:
+            alone = groups.run(members, lambda fn: self._once(fn, (), {}, None, urgent=False))
+        if len(members) == 1:
+            self._write_alone(members[0])
+            return
+        for member in alone:
+            self._executor.submit(partial(self._write_alone, member))
+
+    def _write_alone(self, member: Member) -> None:
+        try:
+            (found,) = self._run(member.verb.run, ([member.item],), {}, None, urgent=False)
+        except BaseException as error:
+            member.settle(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            member.settle(found)
 
     @staticmethod
     def _refuse_nesting() -> None:

@@ -318,6 +318,23 @@ def distrust_statistics(conn: Connection) -> None:
         )
 
 
+LOCK_WAIT_MILLISECONDS = 100
+
+
+def bound_lock_waits(conn: Connection) -> None:
+    """For this transaction, wait for no row lock longer than that: it is a group, in which others wait with it.
+
+    SQLite has one lock, and whoever has begun has it.
+    """
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql(f"SELECT set_config('lock_timeout', '{LOCK_WAIT_MILLISECONDS}ms', true)")
+
+
+def is_lock_timeout(error: DBAPIError) -> bool:
+    """Whether a lock could not be had in the time that `bound_lock_waits` gives."""
+    return getattr(error.orig, "sqlstate", None) == "55P03"
+
+
 _NAME_LOCKS = 0x706F7374  # our class of advisory locks; two names that hash alike only wait for each other
 
 

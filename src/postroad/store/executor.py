@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 R = TypeVar("R")
+Lane = Literal["plain", "urgent", "group"]
 
 
 class Executor(Protocol):
-    """Runs whole transactions. `urgent` ones (renewals, settles) have a lane of their own."""
+    """Runs whole transactions. Urgent ones (renewals, settles) have a lane of their own, and so have groups."""
 
-    def submit(self, call: Callable[[], R], *, urgent: bool = False) -> Future[R]:
+    def submit(self, call: Callable[[], R], *, lane: Lane = "plain") -> Future[R]:
         """Run the call, at once or in another thread."""
 
     def close(self) -> None:
@@ -21,7 +22,7 @@ class Executor(Protocol):
 class Inline:
     """Runs each call at once in the caller's thread: deterministic, for tests, simulation and small tools."""
 
-    def submit(self, call: Callable[[], R], *, urgent: bool = False) -> Future[R]:
+    def submit(self, call: Callable[[], R], *, lane: Lane = "plain") -> Future[R]:
         future: Future[R] = Future()
         try:
             future.set_result(call())
@@ -34,22 +35,26 @@ class Inline:
 
 
 class Threads:
-    """Runs calls in threads: one for SQLite, where there is one writer, several for Postgres."""
+    """Runs calls in threads: one for SQLite, where there is one writer, several for Postgres.
 
-    def __init__(self, *, workers: int, urgent_workers: int) -> None:
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="postroad-db")
-        self._urgent = (
-            ThreadPoolExecutor(urgent_workers, thread_name_prefix="postroad-db-urgent")
-            if urgent_workers
-            else self._pool
-        )
+    A lane without threads of its own uses the plain ones. The fewer threads groups have, the larger they get.
+    """
 
-    def submit(self, call: Callable[[], R], *, urgent: bool = False) -> Future[R]:
-        return (self._urgent if urgent else self._pool).submit(call)
+    def __init__(self, *, plain: int, urgent: int = 0, group: int = 0) -> None:
+        self._plain = ThreadPoolExecutor(plain, thread_name_prefix="postroad-db")
+        self._lanes = {
+            lane: ThreadPoolExecutor(threads, thread_name_prefix=f"postroad-db-{lane}")
+            for lane, threads in (("urgent", urgent), ("group", group))
+            if threads
+        }
+
+    def submit(self, call: Callable[[], R], *, lane: Lane = "plain") -> Future[R]:
+        return self._lanes.get(lane, self._plain).submit(call)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
-        self._urgent.shutdown(wait=True)
+        # Groups first: what must be written alone is handed on to the plain ones.
+        for pool in (*reversed(self._lanes.values()), self._plain):
+            pool.shutdown(wait=True)
 
 
 async def outcome(future: Future[R]) -> R:

@@ -24,6 +24,7 @@ from postroad.model.rows import (
     TurnCommitted,
 )
 from postroad.store import alerts, dialects, inbox, log, outbox, queues, runs, timers
+from postroad.store.groups import Name, Verb
 from postroad.store.statements import Statement, as_json
 
 T = TypeVar("T")
@@ -151,6 +152,20 @@ def _cause(
 
 def _all(parts: Iterable[Sequence[T]]) -> list[T]:
     return [item for part in parts for item in part]
+
+
+def _names(turn: TurnCommit) -> list[Name]:
+    stream = turn.claim.stream
+    return [
+        ("", stream),  # least of all: commits are in the order of their streams
+        *(("key", dispatch.key) for dispatch in turn.dispatches),
+        *(("key", key) for key in turn.withdrawals),
+        *(("timer", change.stream, change.key) for change in turn.timers),
+        *(("event", event.stream, event.event_id) for event in turn.publishes),
+    ]
+
+
+COMMIT = Verb(run=commit, names=_names)
 
 
 def drop_landed(conn: Connection, hold: Hold, *, now: int) -> int:
