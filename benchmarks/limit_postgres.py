@@ -19,6 +19,7 @@ from benchmarks.places import Place
 from benchmarks.work import Work
 
 Cursor = psycopg.Cursor[Any]
+Row = tuple[Any, ...]
 LANES = 2
 CLAIMED = (
     "position", "stream", "event_id", "kind", "data", "received_at", "run_id", "turn_id", "version",
@@ -132,7 +133,7 @@ settled AS (
     FROM ends e WHERE o.id = e.id AND o.claim_token = %(token)s RETURNING 1),
 told AS (
     INSERT INTO postroad_inbox (stream, type, event_id, kind, version, data, received_at, ready_at)
-    SELECT stream, %(type)s, event_id, 'postroad.outcome', 1, outcome, %(now)s, %(now)s FROM ends
+    SELECT stream, %(type)s, event_id, 'postroad.outcome', 1, outcome, %(now)s, %(now)s FROM ends WHERE stream <> ''
     ON CONFLICT (stream, event_id) DO NOTHING),
 recorded AS (
     INSERT INTO postroad_transitions
@@ -143,6 +144,20 @@ recorded AS (
 SELECT 1 / CAST((SELECT count(*) FROM settled) = %(count)s AS int)
 """
 
+FIRE = """
+WITH due AS MATERIALIZED (
+    SELECT stream, key, kind, data FROM postroad_timers
+    WHERE status = 'armed' AND fire_at <= %(now)s ORDER BY fire_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED),
+told AS (
+    INSERT INTO postroad_inbox (stream, type, event_id, kind, version, data, received_at, ready_at)
+    SELECT stream, %(type)s, 'evt:' || key, kind, 1, data, %(now)s, %(now)s FROM due
+    ON CONFLICT (stream, event_id) DO NOTHING),
+marked AS (
+    UPDATE postroad_timers t SET status = 'fired', updated_at = %(now)s FROM due
+    WHERE t.stream = due.stream AND t.key = due.key)
+SELECT count(*) FROM due
+"""
+
 
 class PostgresLimit:
     """Each work by hand. `run` gives seconds; the place was cleared before."""
@@ -150,7 +165,7 @@ class PostgresLimit:
     def __init__(self, place: Place, what: Work) -> None:
         self._place = place
         lanes = LANES if what.streams > 1 and what.name in ("publish", "drain") else 1
-        self._conns = [_connect(place) for _ in range(lanes)]
+        self._conns = [connect(place.url, place.schema) for _ in range(lanes)]
 
     def run(self, what: Work) -> float:
         """Do the work and say how many seconds it took."""
@@ -165,6 +180,9 @@ class PostgresLimit:
             case "drain":
                 self._place.seed_dispatches(what.count, what.streams)
                 return self._until_done(what, _drain)
+            case "timers":
+                self._place.seed_timers(what.count, what.streams)
+                return self._until_done(what, _fire)
 
     def close(self) -> None:
         """Close the connections."""
@@ -206,13 +224,13 @@ class PostgresLimit:
         return perf_counter() - began
 
 
-def _connect(place: Place) -> psycopg.Connection[Any]:
-    url = place.url.replace("+psycopg", "", 1)
-    conn = psycopg.connect(url, autocommit=True, prepare_threshold=0)
+def connect(url: str, schema: str | None) -> psycopg.Connection[Any]:
+    """A connection in autocommit mode that plans as ours does."""
+    conn = psycopg.connect(url.replace("+psycopg", "", 1), autocommit=True, prepare_threshold=0)
     # As ours does in each transaction: these tables never have true statistics.
     conn.execute("SET enable_seqscan = off")
     conn.execute("SET enable_bitmapscan = off")
-    conn.execute(f'SET search_path = "{place.schema}"')
+    conn.execute(f'SET search_path = "{schema}"')
     return conn
 
 
@@ -259,20 +277,37 @@ def _decide(cursor: Cursor, batch: int) -> int:
 
 
 def _drain(cursor: Cursor, batch: int) -> int:
+    token, claimed = start_sends(cursor, batch)
+    settle_sends(cursor, token, claimed)
+    return len(claimed)
+
+
+def start_sends(cursor: Cursor, batch: int) -> tuple[str, list[Row]]:
+    """Claim due dispatches: the claim's token and what was claimed, as rows of id, key, stream and attempt."""
     token, now = work.token(), work.now()
     cursor.execute(
         START,
         {"token": token, "now": now, "until": now + work.SEND_LEASE, "most": work.ATTEMPTS, "mail": work.MAIL,
          "batch": batch},
     )  # fmt: skip
+    return token, cursor.fetchall()
+
+
+def settle_sends(cursor: Cursor, token: str, claimed: list[Row]) -> None:
+    """End what was claimed as delivered."""
     ends = [
         {"id": id, "stream": stream, "event_id": f"out:{key}:delivered", "outcome": work.outcome(id, key),
          "attempt": attempt}
-        for id, key, stream, attempt in cursor.fetchall()
+        for id, key, stream, attempt in claimed
     ]  # fmt: skip
     cursor.execute(
         SETTLE,
         {"ends": work.text(ends), "token": token, "type": work.TYPE, "most": work.ATTEMPTS, "now": work.now(),
          "count": len(ends)},
     )  # fmt: skip
-    return len(ends)
+
+
+def _fire(cursor: Cursor, batch: int) -> int:
+    cursor.execute(FIRE, {"now": work.now(), "batch": batch, "type": work.TYPE})
+    (fired,) = cursor.fetchall()
+    return int(fired[0])

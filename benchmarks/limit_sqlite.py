@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
-from sqlalchemy import make_url
-
 from benchmarks import work
 from benchmarks.places import Place
 from benchmarks.work import Work
@@ -81,15 +79,20 @@ UPDATE postroad_outbox SET status = 'delivered', due_at = NULL, claim_token = NU
 WHERE id = ? AND claim_token = ?
 """
 
+FIRE = """
+UPDATE postroad_timers SET status = 'fired', updated_at = ?
+WHERE rowid IN (
+    SELECT rowid FROM postroad_timers WHERE status = 'armed' AND fire_at <= ? ORDER BY fire_at LIMIT ?)
+RETURNING stream, key, kind, data
+"""
+
 
 class SQLiteLimit:
     """Each work by hand. `run` gives seconds; the place was cleared before."""
 
-    def __init__(self, place: Place, what: Work) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
-        path = make_url(place.url).database
-        assert path is not None
-        self._conn = sqlite3.connect(path, isolation_level=None, cached_statements=64)
+        self._conn = sqlite3.connect(place.path, isolation_level=None, cached_statements=64)
         self._conn.execute("PRAGMA synchronous = FULL")
 
     def run(self, what: Work) -> float:
@@ -103,6 +106,9 @@ class SQLiteLimit:
             case "drain":
                 self._place.seed_dispatches(what.count, what.streams)
                 return self._timed(what, self._drain)
+            case "timers":
+                self._place.seed_timers(what.count, what.streams)
+                return self._timed(what, self._fire)
 
     def close(self) -> None:
         """Close the connection."""
@@ -163,28 +169,30 @@ class SQLiteLimit:
             ((id, key, stream, work.MAIL, "driver", body, now, hash, now, now)
              for stream, (id, key, body, hash) in sends),
         )  # fmt: skip
-        self._many(
-            RECORD,
-            ((send[0], None, "pending", "dispatch.pending.enqueued", f"enqueued kind={work.MAIL}", "turn", "turn",
-              "{}", now) for _, send in sends),
-        )  # fmt: skip
+        self._many(RECORD, (_enqueued(send[0], "turn", "turn", now) for _, send in sends))
         fire_at, spec = now + work.TIMER_SECONDS * 1_000_000, f"after {work.TIMER_SECONDS * 1_000_000}"
         self._many(SET_TIMER, ((row[1], made.number, fire_at, made.timer, spec, now) for row, made in decided))
         self._many(END_RUN, ((now, row[7]) for row, _ in decided))
 
     def _drain(self, what: Work, first: int) -> None:
+        token, claimed = self.start_sends(what.batch)
+        self.settle_sends(token, claimed)
+
+    def start_sends(self, batch: int) -> tuple[str, list[Row]]:
+        """Claim due dispatches: the claim's token and what was claimed, as rows of id, key, stream and attempt."""
         token = work.token()
         self._begin()
         now = work.now()
         claimed = self._conn.execute(
-            START, (token, now + work.SEND_LEASE, now, work.ATTEMPTS, now, work.MAIL, now, what.batch)
+            START, (token, now + work.SEND_LEASE, now, work.ATTEMPTS, now, work.MAIL, now, batch)
         ).fetchall()
         self._many(RECORD, (_history(row, "pending", "delivering", now) for row in claimed))
         self._commit()
-        self._settle(claimed, token)
+        return token, claimed
 
-    def _settle(self, claimed: Sequence[Row], token: str) -> None:
-        outcomes = [(row, work.outcome(row[0], row[1])) for row in claimed]
+    def settle_sends(self, token: str, claimed: Sequence[Row]) -> None:
+        """End what was claimed as delivered."""
+        outcomes = [(row, work.outcome(row[0], row[1])) for row in claimed if row[2]]
         self._begin()
         now = work.now()
         if self._many(SETTLE, ((now, row[0], token) for row in claimed)) != len(claimed):
@@ -195,6 +203,24 @@ class SQLiteLimit:
              for row, data in outcomes),
         )  # fmt: skip
         self._many(RECORD, (_history(row, "delivering", "delivered", now) for row in claimed))
+        self._commit()
+
+    def send(self, key: str) -> None:
+        """Enqueue one dispatch of no stream."""
+        body = work.text(work.mail(key))
+        id, now = work.token(), work.now()
+        self._begin()
+        self._many(SEND, [(id, key, "", work.MAIL, "driver", body, now, work.content_hash(body), now, now)])
+        self._many(RECORD, [_enqueued(id, "app", "begin", now)])
+        self._commit()
+
+    def _fire(self, what: Work, first: int) -> None:
+        self._begin()
+        now = work.now()
+        due = self._conn.execute(FIRE, (now, now, what.batch)).fetchall()
+        self._many(
+            PUBLISH, ((stream, work.TYPE, f"evt:{key}", kind, data, now, now) for stream, key, kind, data in due)
+        )
         self._commit()
 
 
@@ -218,6 +244,11 @@ def _entries(row: Row, made: _Decision, now: int) -> tuple[Row, Row]:
         (stream, version + 1, event_id, kind, data, received, now, run, None),
         (stream, version + 2, f"postroad.{turn}.0", work.DECIDED, made.entry, now, now, run, turn),
     )
+
+
+def _enqueued(id: str, source: str, actor: str, now: int) -> Row:
+    said = f"enqueued kind={work.MAIL}"
+    return (id, None, "pending", "dispatch.pending.enqueued", said, source, actor, "{}", now)
 
 
 def _history(row: Row, before: str, after: str, now: int) -> Row:

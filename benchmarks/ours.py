@@ -46,6 +46,10 @@ class Ours:
                 return asyncio.run(
                     self._loop("sends", what, lambda: self._place.seed_dispatches(what.count, what.streams))
                 )
+            case "timers":
+                return asyncio.run(
+                    self._loop("timers", what, lambda: self._place.seed_timers(what.count, what.streams))
+                )
 
     def close(self) -> None:
         """Close the app."""
@@ -105,11 +109,22 @@ class Ours:
         return perf_counter() - began
 
     def _observe(self, name: str, values: Mapping[str, Any]) -> None:
-        ended = values.get("end") == "committed" if name == "turn.ended" else values.get("status") == "delivered"
-        if name in ("turn.ended", "dispatch.settled") and ended:
-            self._ended += 1
-            if self._ended == self._awaited and self._reached is not None:
-                self._reached.set()
+        self._ended += _ends(name, values)
+        if self._reached is not None and 0 < self._awaited <= self._ended:
+            self._reached.set()
+
+
+def _ends(name: str, values: Mapping[str, Any]) -> int:
+    """How many of what is counted this event of telemetry tells of."""
+    match name:
+        case "turn.ended":
+            return int(values.get("end") == "committed")
+        case "dispatch.settled":
+            return int(values.get("status") == "delivered")
+        case "timers.fired":
+            return int(values["count"])
+        case _:
+            return 0
 
 
 async def decide(turn: Turn) -> None:

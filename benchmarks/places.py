@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Literal
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, make_url
 
 from benchmarks import work
 from postroad.demo.embedded import passing_postgres
-from postroad.model.rows import NewDispatch, NewEvent
-from postroad.store import inbox, migrations, outbox, schema
+from postroad.model.rows import NewDispatch, NewEvent, TimerChange
+from postroad.store import inbox, migrations, outbox, schema, timers
 from postroad.store.database import Database
 from postroad.store.executor import Inline
 
@@ -36,6 +36,13 @@ class Place:
         """Whether it is a SQLite file."""
         return self.database.is_sqlite
 
+    @property
+    def path(self) -> str:
+        """The SQLite file."""
+        path = make_url(self.url).database
+        assert path is not None
+        return path
+
     def clear(self) -> None:
         """Remove every row, and what the removal leaves behind in the log of the database."""
         self.database.transact(_clear, self._tables)
@@ -57,6 +64,11 @@ class Place:
         """Due dispatches, shared out among the streams, all in one transaction."""
         due = work.now()
         self.database.transact(_insert, [_dispatch(n, streams, due) for n in range(count)])
+
+    def seed_timers(self, count: int, streams: int) -> None:
+        """Due timers, shared out among the streams, all in one transaction."""
+        due = work.now()
+        self.database.transact(_set_timers, [_timer(n, streams, due) for n in range(count)])
 
     def rows(self) -> Mapping[str, int]:
         """How many rows each table has that has any."""
@@ -84,6 +96,22 @@ def _insert(conn: Connection, rows: list[NewDispatch], *, now: int) -> None:
     for start in range(0, len(rows), SEEDED_AT_ONCE):
         part = rows[start : start + SEEDED_AT_ONCE]
         outbox.insert(conn, part, source="bench", actor="bench", in_turn=False, now=now)
+
+
+def _set_timers(conn: Connection, changes: list[TimerChange], *, now: int) -> None:
+    for start in range(0, len(changes), SEEDED_AT_ONCE):
+        timers.apply(conn, changes[start : start + SEEDED_AT_ONCE], now=now)
+
+
+def _timer(number: int, streams: int, due: int) -> TimerChange:
+    return TimerChange(
+        verb="set",
+        stream=work.stream(number % streams),
+        key=f"t{number}",
+        fire_at=due,
+        data=work.text(work.event(number)),
+        spec="after 0",
+    )
 
 
 def _dispatch(number: int, streams: int, due: int) -> NewDispatch:

@@ -1,4 +1,4 @@
-"""What is measured: four works, how much of each, and the same payloads for both sides."""
+"""What is measured: five works, how much of each, and the same payloads for both sides."""
 
 import hashlib
 import secrets
@@ -21,7 +21,7 @@ SEND_LEASE = 15_000_000
 TIMER_SECONDS = 3_600
 BULK = 500
 
-Name = Literal["publish", "publish bulk", "decide", "drain"]
+Name = Literal["publish", "publish bulk", "decide", "drain", "timers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,8 @@ class Work:
 
     `streams` is how many streams are busy at once, each with one thing in flight: one publisher, one turn, one
     send. So the limit may write that much in one transaction (`batch`), and ours may group it however it does.
-    Bulk publishing is one publisher with transactions of `BULK` events, spread over the streams.
+    Bulk publishing is one publisher with transactions of `BULK` events, spread over the streams; timers are all due
+    at once, and fired as many in a transaction.
     """
 
     name: Name
@@ -40,12 +41,7 @@ class Work:
     @property
     def batch(self) -> int:
         """How many of these the limit puts into one transaction."""
-        return BULK if self.name == "publish bulk" else self.streams
-
-    @property
-    def unit(self) -> str:
-        """What is counted."""
-        return {"decide": "turns", "drain": "dispatches"}.get(self.name, "events")
+        return BULK if self.name in ("publish bulk", "timers") else self.streams
 
     def of(self, count: float) -> "Work":
         """The same work, that many times or a little more: whole batches, at least one."""
@@ -62,6 +58,8 @@ WORKS = (
     Work(name="drain", streams=1),
     Work(name="drain", streams=64),
     Work(name="drain", streams=500),
+    Work(name="timers", streams=1),
+    Work(name="timers", streams=64),
 )
 
 

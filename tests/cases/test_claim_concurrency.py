@@ -85,7 +85,7 @@ def test_no_plan_makes_a_claim_take_more_than_its_limit(
 
     for rounds in (1, 2):
         assert database.transact(with_nested_loops) == LIMIT
-        assert database.read(lambda conn: Statement(f"SELECT count(*) FROM {{p}}{taken}")(conn).scalar()) == (
+        assert database.read(lambda conn: Statement(f"SELECT count(*) FROM {{p}}{taken}")(conn).scalar_one()) == (
             LIMIT * rounds
         )
 

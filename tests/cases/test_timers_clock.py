@@ -43,7 +43,7 @@ def test_a_stepped_clock_fires_what_is_due_by_it_and_each_once(database: Databas
         while database.transact(timers.fire, limit=300).count:
             pass
         due = {key for key, when in at.items() if when <= latest}
-        assert set(database.read(lambda conn: EVENTS(conn).scalars().all())) == {f"evt:{key}" for key in due}
+        assert set(database.read(lambda conn: EVENTS(conn).scalars())) == {f"evt:{key}" for key in due}
         seen = max(seen, len(due))
     restarted = FakeClock(clock.now)  # its steady clock begins near zero again
     again = Database(database.engine, schema=database.schema, clock=restarted)
@@ -227,7 +227,7 @@ def test_a_pump_that_dies_leaves_timer_and_event_together(harness: Open, place_o
     finally:
         failpoints.arm(None)
     assert {t.status for t in post.database.read(timers.list_, stream="chat/1")} == {"armed"}
-    assert post.database.read(lambda conn: EVENTS(conn).scalars().all()) == []
+    assert post.database.read(lambda conn: EVENTS(conn).scalars()) == []
     h.clock.advance(5)
     h.drain()
     assert [e.key for e in h.entries("chat/1")] == ["evt:t0", "evt:t1", "evt:t2"]

@@ -19,7 +19,7 @@ from postroad.store import dialects, schema
 from postroad.store.database import Database
 
 # Before a suite is imported: its assertions then tell what they compared.
-pytest.register_assert_rewrite("postroad.testing.contracts")
+pytest.register_assert_rewrite("postroad.testing.contracts", "postroad.testing.zombies")
 
 Run = Callable[..., Any]
 WAYS = ("direct", "atransact", "run_sync")

@@ -31,7 +31,7 @@ from postroad.model.errors import (
     Refused,
     TransactionAborted,
 )
-from postroad.store import alerts, dialects
+from postroad.store import alerts, borrowed, dialects
 from postroad.store import database as database_module
 from postroad.store.database import Database
 from postroad.store.executor import Inline, Threads
@@ -160,13 +160,28 @@ def test_a_following_clock_asks_now_and_then(clock: FakeClock) -> None:
     assert following.due()
 
 
-def test_a_slow_answer_is_halved(clock: FakeClock) -> None:
-    """The server read its clock somewhere between question and answer: the middle is taken."""
+def test_a_slow_answer_never_puts_the_clock_ahead(clock: FakeClock) -> None:
+    """The server read its clock somewhere between question and answer: the latest is taken, and it is asked again."""
     following = database_module.FollowingClock(clock)
     asked = following.monotonic()
     clock.advance(2)
     following.follow(50 * SECOND, asked)
-    assert following.wall() == 51 * SECOND
+    assert following.wall() == 50 * SECOND
+    assert following.due()
+
+
+def test_a_slow_answer_spoils_no_quick_one(clock: FakeClock) -> None:
+    """What is known is only moved into the bounds of what a reading allows."""
+    following = database_module.FollowingClock(clock)
+    following.follow(50 * SECOND, following.monotonic())
+    asked = following.monotonic()
+    clock.advance(2)
+    following.follow(51 * SECOND, asked)  # it says 51 to 53 s, by the quick one it is 52
+    assert following.wall() == 52 * SECOND
+    following.follow(60 * SECOND, following.monotonic())  # set forward
+    assert following.wall() == 60 * SECOND
+    following.follow(40 * SECOND, following.monotonic())  # and back
+    assert following.wall() == 40 * SECOND
 
 
 # What a transaction is
@@ -601,7 +616,7 @@ def test_autocommit_is_refused(plain: Engine) -> None:
     """A connection that commits each statement can't hold our rows and the user's together."""
     with plain.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         with pytest.raises(NotInTransaction, match="autocommit"):
-            dialects.check_joined(conn)
+            borrowed.check_joined(conn)
 
 
 @pytest.mark.parametrize("wrote", [False, True])
@@ -610,12 +625,12 @@ def test_an_open_transaction_is_joined(database: Database, plain: Engine, wrote:
     with plain.connect() as conn:
         if wrote:
             add(database.bind(conn), "mine")
-        dialects.check_joined(conn)
-        dialects.check_joined(conn)  # again: nothing changes
+        borrowed.check_joined(conn)
+        borrowed.check_joined(conn)  # again: nothing changes
         add(database.bind(conn), "ours")
         conn.rollback()
         assert database.read(streams) == {}
-        dialects.check_joined(conn)
+        borrowed.check_joined(conn)
         add(database.bind(conn), "ours")
         conn.commit()
     assert database.read(streams) == {"ours": 0}
@@ -627,7 +642,7 @@ def test_a_savepoint_does_not_commit(database: Database, plain: Engine, joined: 
     """SQLite's driver would commit a SAVEPOINT before the first INSERT when it is released; joining cures that."""
     with plain.connect() as conn:
         if joined:
-            dialects.check_joined(conn)
+            borrowed.check_joined(conn)
         with conn.begin_nested():
             add(conn, "a")
         conn.rollback()
@@ -638,12 +653,12 @@ FOREIGN = """
 import pysqlite3, sqlite3, sys
 from sqlalchemy import create_engine
 from postroad.model.errors import Refused
-from postroad.store import dialects
+from postroad.store import borrowed
 assert pysqlite3.Connection is not sqlite3.Connection
 engine = create_engine("sqlite:///" + sys.argv[1], module=pysqlite3)
 with engine.connect() as conn:
     try:
-        dialects.check_joined(conn)
+        borrowed.check_joined(conn)
     except Refused as error:
         print(error)
 """
@@ -663,7 +678,7 @@ async def test_an_async_connection_is_joined(database: Database) -> None:
     url = database.engine.url
     engine = create_async_engine(url.set(drivername="sqlite+aiosqlite") if database.is_sqlite else url)
     async with engine.connect() as conn:
-        await conn.run_sync(dialects.check_joined)
+        await conn.run_sync(borrowed.check_joined)
         await conn.run_sync(lambda plain: add(database.bind(plain), "a"))
         await conn.rollback()
     await engine.dispose()

@@ -130,6 +130,15 @@ def test_migrating_twice_does_nothing(database: Database) -> None:
     database.read(migrations.check)
 
 
+def test_an_up_to_date_schema_needs_no_lock(open_database: Open) -> None:
+    """A process starts while another one writes, for however long."""
+    writing, starting = open_database(), open_database()
+    migrations.migrate(writing)
+    with writing.engine.begin() as conn:
+        migrations.lock(conn)
+        assert migrations.migrate(starting) == []
+
+
 def test_two_processes_at_once(open_database: Open) -> None:
     """Of many that migrate an empty database at once, one does it and all succeed."""
     databases, start = [open_database() for _ in range(5)], threading.Barrier(5)

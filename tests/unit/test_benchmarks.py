@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import freight, places, rounds, work
+from benchmarks import expectations, freight, latency, places, rounds, steady, suite, work
+from benchmarks.figures import Figure
 from benchmarks.limit_sqlite import SQLiteLimit
 from benchmarks.ours import Ours
 from benchmarks.places import Place
@@ -44,7 +45,7 @@ def test_both_sides_write_the_same_rows(what: Work) -> None:
     """The limit leaves the very rows that ours leaves, ids and times apart."""
     with places.places("sqlite") as (ours, limit):
         left = _left(ours, Ours, what.of(8))
-        assert left == _left(limit, SQLiteLimit, what.of(8))
+        assert left == _left(limit, lambda place, _: SQLiteLimit(place), what.of(8))
         assert left
 
 
@@ -71,19 +72,71 @@ def _masked(value: object) -> object:
     return "<time>" if isinstance(value, int) and value > LATER_THAN else value
 
 
-@pytest.mark.usefixtures("few")
-def test_the_command_prints_results_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """--json prints an array of results with rates and ratio, and nothing else on stdout."""
-    command.main(["--json", "--database", "sqlite", "--rounds", "1", "--seconds", "0", "--loads", "0"])
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    command.main(["--json", "--quick", "--loads", "0", *arguments])
+    return msgspec.json.decode(capsys.readouterr().out)
 
-    results = msgspec.json.decode(capsys.readouterr().out)
-    assert [(r["name"], r["database"], r["streams"]) for r in results] == [
-        (what.name, "sqlite", what.streams) for what in work.WORKS
+
+@pytest.mark.usefixtures("few")
+def test_the_command_prints_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """--json prints one object with the machine, rates and their ratios, and nothing else on stdout."""
+    rates = list(dict.fromkeys(what.name for what in work.WORKS))
+
+    found = _run(capsys, "--database", "sqlite", "--seconds", "0", *(f"--work={name}" for name in rates))
+
+    assert [(each["work"], each["case"]) for each in found["figures"]] == [
+        (what.name, "1 stream" if what.streams == 1 else f"{what.streams} streams") for what in work.WORKS
     ]
-    for result in results:
-        assert set(result) == {"name", "database", "streams", "ours_per_s", "limit_per_s", "ratio"}
-        assert result["ours_per_s"] > 0
-        assert result["ratio"] == pytest.approx(result["ours_per_s"] / result["limit_per_s"], rel=0.05, abs=0.001)
+    for each in found["figures"]:
+        assert each["ours"] > 0
+        assert each["ratio"] == pytest.approx(each["ours"] / each["against"], rel=0.05, abs=0.001)
+    assert found["machine"]["cores"] >= 1
+    assert found["freight"] is None
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(300)  # eight processes one after the other
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_every_expectation_is_judged(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A whole run, however short, says of each expectation whether it is met."""
+    found = _run(capsys, "--database", database)
+
+    expected = [each.what for each in expectations.EXPECTATIONS if each.database == database]
+    assert [each["what"] for each in found["expectations"]] == expected
+    assert {each["verdict"] for each in found["expectations"]} <= {"ok", "FALLS SHORT"}
+    measured = set(suite.NAMES) if database == "postgres" else set(suite.NAMES) - {steady.NAME}
+    assert {each["work"] for each in found["figures"]} == measured
+
+
+@pytest.mark.parametrize(
+    ("ours", "against", "verdict"), [(50, 100, "ok"), (49, 100, "FALLS SHORT")], ids=["met", "short of it"]
+)
+def test_an_expectation_is_held_against_what_was_measured(ours: float, against: float, verdict: str) -> None:
+    """A ratio that only reaches its bound meets it; below it falls short; what was not measured is not judged."""
+    drain = Figure(work="drain", database="sqlite", case="64 streams", unit="/s", ours=ours, against=against)
+
+    (judged,) = expectations.judged([drain])
+
+    assert (judged.what, judged.verdict) == ("drain, 64 streams, of the limit", verdict)
+    assert (judged.expected, judged.measured) == (">= 0.5x", f"{ours / against:g}x")
+
+
+def test_both_sides_of_the_latency_write_the_same_rows() -> None:
+    """A dispatch that goes from one process to its sender leaves by hand the very rows that ours leaves."""
+    with places.places("sqlite") as (ours, limit):
+        left = [_carried(place, side) for place, side in ((ours, "ours"), (limit, "sqlite"))]
+
+    assert left[0] == left[1]
+    assert set(left[0]) == {"postroad_outbox", "postroad_transitions"}
+
+
+def _carried(place: Place, side: str) -> dict[str, Counter[tuple[object, ...]]]:
+    with closing(latency.SIDES[side](place.url, place.schema)) as both:
+        with both.receiving() as arrivals:
+            both.send("m1")
+            latency.await_all(arrivals, ["m1"])
+        return place.database.read(_rows)
 
 
 def test_the_freight_run_comes_to_its_end() -> None:

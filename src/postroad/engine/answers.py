@@ -58,14 +58,19 @@ class Answers:
                     done.set_result(None)
 
     async def _commit_one(self, commit: TurnCommit) -> None:
+        try:
+            await self._commit_or_drop(commit)
+        except (StaleClaim, ConcurrencyConflict):
+            await stale(self._parts, commit.claim)
+
+    async def _commit_or_drop(self, commit: TurnCommit) -> None:
         database = self._parts.database
         try:
             await database.atransact(turns.commit, [commit])
-            ended(self._parts, commit.claim, RunEnd.COMMITTED)
         except DuplicateEntry:
             await database.atransact(turns.drop_landed, Hold(commit.claim.stream, commit.claim.token))
-        except (StaleClaim, ConcurrencyConflict):
-            await stale(self._parts, commit.claim)
+        else:
+            ended(self._parts, commit.claim, RunEnd.COMMITTED)
 
 
 def ended(parts: Parts, claim: TurnClaim, end: RunEnd, error: str = "") -> None:

@@ -27,7 +27,7 @@ from postroad.model.errors import InvalidInput, Refused, Span, shown
 from postroad.model.events import Entry
 from postroad.model.ids import check_schema, check_stream
 from postroad.model.payload import callable_, whole
-from postroad.store import dialects, dispatch_views, inbox, log, migrations, moments
+from postroad.store import borrowed, dialects, dispatch_views, inbox, log, migrations, moments
 from postroad.store.database import Database
 
 Lifespan = Callable[["Postroad"], AbstractAsyncContextManager[Any]]
@@ -283,7 +283,7 @@ class Postroad(Handlers):
             return self.database
         with self._opening:
             database = self._opened or self._connect()
-        if database is self._opened or not dialects.same_file(connection, database.engine):
+        if database is self._opened or not borrowed.same_file(connection, database.engine):
             return self.database
         if self._migrates(database):
             migrations.climb(database.bind(connection), now=database.clock.wall())

@@ -80,12 +80,13 @@ class RealCalls:
         return len(self._stuck)
 
     async def run(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, abort: Abort) -> CallResult:
-        call = _as_task(fn, argument) if is_async(fn) else _in_thread(fn, argument)
+        awaited = is_async(fn)
+        call = asyncio.ensure_future(_guarded(fn, argument)) if awaited else _in_thread(fn, argument)
         either: list[asyncio.Future[Any]] = [call, abort]
         await asyncio.wait(either, timeout=timeout / SECOND, return_when=asyncio.FIRST_COMPLETED)
         if call.done():
             return _result(call)
-        if is_async(fn):  # a thread cannot be cancelled
+        if awaited:  # a thread cannot be cancelled
             call.cancel()
             await asyncio.wait({call}, timeout=CANCEL_GRACE_SECONDS)
         if not call.done():
@@ -99,10 +100,6 @@ class InlineCalls:
 
     async def run(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, abort: Abort) -> CallResult:
         return await _guarded(fn, argument)
-
-
-def _as_task(fn: Callable[[Any], Any], argument: Any) -> asyncio.Future[CallResult]:
-    return asyncio.ensure_future(_guarded(fn, argument))
 
 
 async def _guarded(fn: Callable[[Any], Any], argument: Any) -> CallResult:

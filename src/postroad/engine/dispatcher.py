@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from postroad.engine.calls import Abort, CallResult, Raised, contained
 from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
-from postroad.engine.loop import Loop, Parts, waited_little
+from postroad.engine.loop import Loop, Parts, Step, waited_little
 from postroad.engine.settling import Settler, count_end
 from postroad.engine.telemetry import logger
 from postroad.engine.verdicts import judge
@@ -18,7 +18,7 @@ from postroad.model.dispatches import Dispatch
 from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import ClaimedDispatches, DispatchClaim, Hold, Settlement
-from postroad.store import dispatch_claims
+from postroad.store import dispatch_claims, due
 
 
 def claim_due(
@@ -50,19 +50,29 @@ class Dispatcher(Loop):
         self._senders = {sender.kind.name: sender for sender in parts.registry.senders.values()}
         self._sending: dict[str, dict[str, asyncio.Task[None]]] = {name: {} for name in self._senders}
         self._aborts: dict[str, Abort] = {}
-        self._settler = Settler(parts)
+        self._settler = Settler(parts, self._room)
+        self._crowded = False
         self._unanswered: tuple[str, int] | None = None
 
     def leases(self) -> Iterable[int]:
         return (sender.policy.lease for sender in self.parts.registry.senders.values())
 
-    async def step(self) -> bool:
+    async def due(self) -> bool:
+        if self._settler.hindered or self._unanswered:
+            return True
+        self._look_for_room()
+        names = [name for sender, *_ in self._wants() for name in sender.kind.names]
+        database = self.parts.database
+        return bool(names) and await database.aread(due.sends, names, now=database.clock.wall())
+
+    async def step(self) -> Step:
         # What was sent comes first: while settling is impossible nothing new is sent.
-        await self._settler.settle()
+        if self._settler.hindered:
+            await self._settler.settle()
         self.stalls.look()
         wants = self._wants()
         if not wants:
-            return False
+            return Step.NOTHING
         # The token and when it was used: a claim whose COMMIT was not answered is looked up, not made again.
         token, asked = self._unanswered or (self.parts.entropy.token(), self.parts.database.clock.monotonic())
         claimed = await (self._look_up(token) if self._unanswered else self._claim(wants, token, asked))
@@ -71,7 +81,18 @@ class Dispatcher(Loop):
         failpoint("dispatch.after_claim_commit")
         for claim in claimed:
             self._start(claim, asked)
-        return bool(claimed)
+        if not claimed:
+            return Step.NOTHING
+        return Step.MORE if self._look_for_room() else Step.SOME
+
+    def _look_for_room(self) -> bool:
+        """Whether some kind has no room for another send, so that the end of one is news."""
+        self._crowded = len(self._wants()) < len(self._senders)
+        return self._crowded
+
+    def _room(self) -> None:
+        if self._crowded:
+            self.wake()
 
     async def finish(self) -> None:
         while tasks := [task for table in self._sending.values() for task in table.values()]:
@@ -87,7 +108,7 @@ class Dispatcher(Loop):
         return [
             (sender, free, self.stalls.may_take_over(sender.policy.lease))
             for name, sender in self._senders.items()
-            if (free := sender.concurrency - len(self._sending[name])) > 0
+            if (free := sender.concurrency - len(self._sending[name]) - self._settler.load[name]) > 0
         ]
 
     async def _claim(self, wants: list[tuple[Sender, int, bool]], token: str, asked: int) -> list[DispatchClaim]:
@@ -117,30 +138,31 @@ class Dispatcher(Loop):
             self._aborts.pop(claim.id, None)
             if not finished.cancelled() and (error := finished.exception()) is not None:
                 logger.error("dispatch %s could not be ended; its lease will free it", claim.id, exc_info=error)
-            self.wake()
+            self._room()
 
         task.add_done_callback(done)
 
     async def _send(self, claim: DispatchClaim, sender: Sender, asked: int) -> None:
         self.parts.count("attempted")
         if not await self._still_ours(claim, sender, asked):
+            self.wake()
             return
         failpoint("dispatch.before_send")
         result = await self._carry_out(claim, sender)
         failpoint("dispatch.after_send")
-        self._settler.add(self._judge(claim, sender, result))
-        await self._settler.settle_with_others()
+        self._settler.add(sender.kind.name, self._judge(claim, sender, result), stream=claim.stream)
 
     async def _still_ours(self, claim: DispatchClaim, sender: Sender, asked: int) -> bool:
         """A claim that has waited is looked at again; one that no attempt fits into any more is given back."""
         waited = self.parts.database.clock.monotonic() - asked
         if waited <= claim_margin(sender) and waited <= sender.policy.lease // 6:
             return True
-        hold = Hold(claim.id, claim.token)
-        if waited > claim_margin(sender):
-            await self.parts.database.atransact(dispatch_claims.release, [hold])
-            return False
-        return bool(await self.parts.database.atransact(dispatch_claims.recheck, [hold]))
+        fits = waited <= claim_margin(sender)
+        check = dispatch_claims.recheck if fits else dispatch_claims.release
+        held = bool(await self.parts.database.atransact(check, [Hold(claim.id, claim.token)]))
+        if not held:
+            self.parts.count("stale")
+        return fits and held
 
     async def _carry_out(self, claim: DispatchClaim, sender: Sender) -> CallResult:
         try:

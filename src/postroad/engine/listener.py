@@ -33,6 +33,7 @@ PROBE_EVERY = 5 * SECOND
 PROBE_WAIT = 5 * SECOND
 ANSWER_WAIT = 5 * SECOND
 CHANGES_EVERY_SECONDS = 0.015
+FRESH_LOOKS = 2
 CLOSE_SECONDS = 5
 AGAIN = Retry(attempts=1, first=0.2, cap=15, jitter=False)
 PROBE = "probe"
@@ -319,12 +320,19 @@ class SQLiteEar:
         with closing(self._connect()) as connection:
             path = connection.execute("PRAGMA database_list").fetchone()[2]
             opened, seen = identity(path), None
+            written: object = ()
+            fresh = 0
             while not self._closing.is_set():
-                # fetchall ends the statement: a read left open would hold back checkpoints.
-                [(changes,)] = connection.execute("PRAGMA data_version").fetchall()
-                if changes != seen:
-                    seen = changes
-                    self._heard(frozenset(TOPICS))
+                # A commit writes to the log beside the file: where that is as it was, asking costs more than it
+                # tells. Its time is no finer than the kernel's tick, hence one look more.
+                written, before = _last_write(path), written
+                fresh = FRESH_LOOKS if written != before else fresh - 1
+                if fresh > 0:
+                    # fetchall ends the statement: a read left open would hold back checkpoints.
+                    [(changes,)] = connection.execute("PRAGMA data_version").fetchall()
+                    if changes != seen:
+                        seen = changes
+                        self._heard(frozenset(TOPICS))
                 self._closing.wait(CHANGES_EVERY_SECONDS)
                 if identity(path) != opened:
                     raise DatabaseReplaced(path, path=path)
@@ -340,6 +348,15 @@ class SQLiteEar:
             raise Unsuited("This engine's SQLite library is another one than this process's.")
         borrowed.detach()
         return connection
+
+
+def _last_write(path: str) -> tuple[int, int] | None:
+    """When the log beside a SQLite file was written last, and how long it is; None: there is none."""
+    try:
+        found = os.stat(path + "-wal")
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def topics_of(said: str) -> frozenset[Topic]:

@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from postroad.engine.calls import Calls
@@ -89,8 +90,18 @@ def waited_little(asked: int, now: int, lease: int) -> bool:
     return abs(now - asked) <= lease // 6
 
 
+class Step(IntEnum):
+    """What a step came to."""
+
+    NOTHING = 0
+    SOME = 1
+    """It found something to do."""
+    MORE = 2
+    """It did as much as it may at once: there may be more."""
+
+
 class Loop:
-    """A loop differs from the others only in `step` and in what it must finish before it ends."""
+    """A loop differs from the others only in `due` and `step`, and in what it must finish before it ends."""
 
     name: str
     topics: tuple[Topic, ...]
@@ -112,13 +123,18 @@ class Loop:
         self.stalls = Stalls(parts.database)
         self._woken = asyncio.Event()
         self._failures = 0
+        self._certain = False  # that a step finds something
 
     def leases(self) -> Iterable[int]:
         """How long the claims are that this loop takes, in microseconds."""
         return ()
 
-    async def step(self) -> bool:
-        """Do what is due. True: there may be more at once."""
+    async def due(self) -> bool:
+        """Whether a step may find anything to do. Asked without a transaction that writes."""
+        raise NotImplementedError
+
+    async def step(self) -> Step:
+        """Do what is due."""
         raise NotImplementedError
 
     async def finish(self) -> None:
@@ -148,7 +164,7 @@ class Loop:
     async def _stepped(self) -> int:
         """Step once; how long to wait afterwards, in microseconds."""
         try:
-            more = await self.step()
+            stepped = await self.step() if await self._may_find() else Step.NOTHING
         except Exception as error:
             self._failures += 1
             self.parts.telemetry.emit("loop.error", loop=self.name, error=error, failures=self._failures)
@@ -159,16 +175,32 @@ class Loop:
         if self._failures:
             logger.info("%s: working again after %d failures", self.name, self._failures)
             self._failures = 0
-        return 0 if more else round(self.interval * (0.8 + 0.4 * self.parts.entropy.fraction()))
+        self._certain = stepped is Step.MORE
+        return 0 if self._certain else round(self.interval * (0.8 + 0.4 * self.parts.entropy.fraction()))
+
+    async def _may_find(self) -> bool:
+        """Whether to step. Where we know that there is something, asking costs more than it saves."""
+        if self._certain:
+            return True
+        self.stalls.look()
+        found = await self.due()
+        self.stalls.answered()
+        return found
 
     async def _pause(self, stopping: asyncio.Future[Any], length: int) -> None:
         if length == 0 or (self._woken.is_set() and not self._failures):
+            self._certain = self._certain or self._told()
             await asyncio.wait({stopping}, timeout=0)
             return
         waiting: asyncio.Future[Any] = asyncio.ensure_future(self._woken.wait())
         watched = [stopping] if self._failures else [stopping, waiting]
         await asyncio.wait(watched, timeout=length / SECOND, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
+        self._certain = self._told()
+
+    def _told(self) -> bool:
+        """Whether we were woken for something. On SQLite that says only that the file has changed."""
+        return self._woken.is_set() and not self.parts.database.is_sqlite
 
 
 def _soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

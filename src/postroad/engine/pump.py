@@ -2,10 +2,10 @@
 
 import asyncio
 
-from postroad.engine.loop import Loop, Parts
+from postroad.engine.loop import Loop, Parts, Step
 from postroad.engine.sinks import Ringer
 from postroad.model.failpoints import failpoint
-from postroad.store import settle, timers
+from postroad.store import due, settle, timers
 
 BATCH = 500
 # How long a step waits for sinks: timers do not wait for a slow one.
@@ -23,7 +23,11 @@ class Pump(Loop):
         self._ringer = Ringer(parts)
         self._ringing: asyncio.Task[None] | None = None
 
-    async def step(self) -> bool:
+    async def due(self) -> bool:
+        database = self.parts.database
+        return self._ringing is not None or await database.aread(due.moments, now=database.clock.wall())
+
+    async def step(self) -> Step:
         database = self.parts.database
         fired = await database.atransact(timers.fire, limit=BATCH)
         failpoint("timer.after_commit")
@@ -36,7 +40,9 @@ class Pump(Loop):
             self.parts.count("expired", expired)
             self.parts.wakeups.announce(("turns",))
         await self._ring(RINGING_SECONDS)
-        return BATCH in (fired.count + fired.dropped, expired)
+        if BATCH in (fired.count + fired.dropped, expired):
+            return Step.MORE
+        return Step.SOME if fired.count or fired.dropped or expired else Step.NOTHING
 
     async def finish(self) -> None:
         if self._ringing is not None:

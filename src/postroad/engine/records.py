@@ -154,12 +154,15 @@ def write(conn: Connection, batch: Sequence[Records], *, actor: str, now: int) -
     """
     failpoint("accept.before_insert")
     for records in batch:
-        records.run_writes(conn)
+        if records.writes:
+            with dialects.users_plans(conn):
+                records.run_writes(conn)
     sends = [send.row("", now) for records in batch for send in records.sends]
     enqueued = iter(outbox.insert(conn, sends, source="app", actor=actor, in_turn=False, now=now))
+    # In the order of a turn's commit: whoever meets the same rows locks them alike.
+    timers.apply(conn, [timer.row(now) for records in batch for timer in records.timers], now=now)
     keys = [key for records in batch for key, _ in records.withdrawals]
     withdrawn = set(outbox.withdraw(conn, keys, actor=actor, now=now))
-    timers.apply(conn, [timer.row(now) for records in batch for timer in records.timers], now=now)
     events = [event for records in batch for event, _ in records.publishes]
     published = iter(inbox.publish(conn, events, now=now))
     failpoint("accept.after_insert")

@@ -15,6 +15,7 @@ from postroad.engine.telemetry import logger
 from postroad.engine.worker import Worker
 from postroad.model.clock import SECOND, span
 from postroad.model.errors import Refused, Span
+from postroad.model.failpoints import failpoint
 
 Part = Literal["turns", "sends", "timers"]
 PARTS: tuple[Part, ...] = ("turns", "sends", "timers")
@@ -92,12 +93,14 @@ class Runtime:
             self.parts.keeper.close()
 
     async def _end(self) -> None:
+        failpoint("shutdown.begun")
         finishing = asyncio.ensure_future(self._finish())
         await asyncio.wait({finishing}, timeout=self._grace / SECOND)
         if not finishing.done():
             logger.warning("grace is over: giving back what has not ended")
             for loop in self.loops:
                 loop.abandon("shutdown")
+            failpoint("shutdown.abandoned")
             await asyncio.wait({finishing}, timeout=max(self._grace / SECOND / 5, 2))
         if finishing.done():
             finishing.result()
@@ -114,7 +117,7 @@ async def drain(loops: Sequence[Loop]) -> None:
     while True:
         busy = False
         for loop in loops:
-            busy = await loop.step() or busy
+            busy = bool(await loop.step()) or busy
             await loop.finish()
         if not busy:
             return

@@ -1,11 +1,14 @@
 """Settling what attempts came to: in groups, under their claims' tokens, before anything new is sent."""
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger
+from postroad.engine.wakeups import Topic
 from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import Status
@@ -14,57 +17,82 @@ from postroad.model.rows import Settled, Settlement
 from postroad.store import settle as dispatches
 from postroad.store.dialects import is_away
 
-SETTLE_MAX = 200
+SETTLE_MAX = 500
+_Claim = tuple[str, str]  # a dispatch's id and the claim's token
 
 
 class Settler:
-    """Holds the results of attempts until they are settled, and settles those that are there together."""
+    """Holds the results of attempts until they are settled, and settles those that are there together.
 
-    def __init__(self, parts: Parts) -> None:
+    `settled` is called whenever there is room again for others.
+    """
+
+    def __init__(self, parts: Parts, settled: Callable[[], None]) -> None:
         self._parts = parts
-        self._results: list[Settlement] = []
-        self._refused: dict[tuple[str, str], int] = {}  # since when the database refuses a result, by id and token
+        self._tell = settled
+        self._results: dict[_Claim, tuple[str, Settlement]] = {}
+        self._streams: set[str] = set()  # the dispatches among them whose outcome is an event
+        self._refused: dict[_Claim, int] = {}  # since when the database refuses a result
         self._settling: asyncio.Task[None] | None = None
+        self.load: Counter[str] = Counter()
+        """How many results of each sender wait: they take room as what is being sent does."""
+        self.hindered = False
+        """Whether the database did not take the last ones."""
 
-    def add(self, result: Settlement) -> None:
-        """Take over an attempt's result."""
-        self._results.append(result)
+    def add(self, sender: str, result: Settlement, *, stream: str) -> None:
+        """Take over the result of an attempt, and settle it together with what else there is."""
+        self._results[result.id, result.token] = (sender, result)
+        self.load[sender] += 1
+        if stream:
+            self._streams.add(result.id)
+        self.begin()
+
+    def begin(self) -> asyncio.Task[None]:
+        """Settle what there is, in the background. The next step hears of it if that fails."""
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.ensure_future(self._settle_all())
+            self._settling.add_done_callback(_look_at)
+        return self._settling
 
     async def settle(self) -> None:
         """Settle what there is. Only one settle is under way at a time: two would settle the same results twice.
 
         What comes meanwhile shares the next batch.
         """
-        if self._settling is None or self._settling.done():
-            self._settling = asyncio.ensure_future(self._settle_all())
-        await asyncio.shield(self._settling)
-
-    async def settle_with_others(self) -> None:
-        """`settle`, for a sender's task that has nobody to tell when the database is away."""
-        try:
-            await self.settle()
-        except Exception as error:
-            # The next step settles first, and reports what hinders it.
-            logger.debug("%d results could not be settled yet: %s", len(self._results), error)
+        await asyncio.shield(self.begin())
 
     async def _settle_all(self) -> None:
-        while self._results:
-            batch = self._results[:SETTLE_MAX]
-            try:
-                await self._settle_group(batch)
-            except Exception as error:
-                if is_away(error):
-                    raise
-                await self._settle_singly(batch)
+        try:
+            while self._results:
+                await self._settle_some([result for _, result in islice(self._results.values(), SETTLE_MAX)])
+        except Exception:
+            self.hindered = True
+            raise
+        self.hindered = False
+
+    async def _settle_some(self, batch: list[Settlement]) -> None:
+        try:
+            await self._settle_group(batch)
+        except Exception as error:
+            if is_away(error):
+                raise
+            await self._settle_singly(batch)
 
     async def _settle_group(self, batch: list[Settlement]) -> None:
         settled = await self._settle(batch)
         failpoint("dispatch.after_settle")
+        self._parts.wakeups.announce(self._news(settled))
         if settled:
             self._forget(batch)
         for one in settled:
             count_end(self._parts, one)
-        self._parts.wakeups.announce(("turns", "timers"))
+        self._tell()
+
+    def _news(self, settled: Sequence[Settled]) -> set[Topic]:
+        """The loops that have work now: outcomes are events, and the end of a dispatch may be an alert."""
+        told = any(one.id in self._streams and one.status != Status.PENDING for one in settled)
+        died = any(one.status in (Status.DEAD_LETTER, Status.EXPIRED) for one in settled)
+        return {*(("turns",) if told else ()), *(("timers",) if died else ())}
 
     async def _settle_singly(self, batch: list[Settlement]) -> None:
         """One by one what the database has refused together: a result that it refuses must hold up no other.
@@ -93,10 +121,12 @@ class Settler:
             raise refused[left[0].id]
 
     def _forget(self, batch: list[Settlement]) -> None:
-        done = {(one.id, one.token) for one in batch}
-        self._results = [one for one in self._results if (one.id, one.token) not in done]
-        for one in done:
-            self._refused.pop(one, None)
+        for one in batch:
+            claim = (one.id, one.token)
+            sender, _ = self._results.pop(claim)
+            self.load[sender] -= 1
+            self._refused.pop(claim, None)
+            self._streams.discard(one.id)
 
     async def _settle(self, batch: list[Settlement]) -> list[Settled]:
         database = self._parts.database
@@ -105,10 +135,16 @@ class Settler:
             return await database.atransact(dispatches.settle, batch, lock=lock, urgent=True)
         except CommitUnknown:
             # What has happened must not be settled again: it would look like a late claimant's.
-            asked = {(one.id, one.token) for one in batch}
             left = await database.aread(dispatches.unsettled, batch)
-            self._results = [one for one in self._results if (one.id, one.token) not in asked or one.id in left]
+            self._parts.wakeups.announce(("turns", "timers"))
+            self._forget([one for one in batch if one.id not in left])
             return []
+
+
+def _look_at(settling: asyncio.Task[None]) -> None:
+    if not settling.cancelled() and (error := settling.exception()) is not None:
+        # The next step settles first, and reports what hinders it.
+        logger.debug("results could not be settled yet: %s", error)
 
 
 _COUNTED: Mapping[str, str] = {

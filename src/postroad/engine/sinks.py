@@ -11,6 +11,7 @@ from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger, traced
 from postroad.model.clock import SECOND
 from postroad.model.dispatches import Alert
+from postroad.model.failpoints import failpoint
 from postroad.model.payload import safe_error
 from postroad.model.retry import Retry
 from postroad.store import alerts
@@ -77,6 +78,7 @@ class Ringer:
         rung = [number for number, alert in waiting if await self._all_told(number, alert)]
         # Marked after it rang: a crash in between rings twice, never not at all.
         if rung:
+            failpoint("alert.after_ring")
             await self._parts.database.atransact(alerts.mark_rung, rung)
             for sink in self._sinks:
                 sink.told.difference_update(rung)

@@ -18,7 +18,7 @@ from postroad.model.ids import RESERVED_PREFIXES, check_event_key, check_name, c
 from postroad.model.kinds import Kind
 from postroad.model.payload import content_hash, encode, text
 from postroad.model.rows import NewEvent
-from postroad.store import dialects
+from postroad.store import borrowed, dialects
 from postroad.store.database import Database
 
 T = TypeVar("T")
@@ -346,9 +346,9 @@ class Opening:
 
     def _check(self, connection: Connection) -> Database:
         connection.connection  # noqa: B018  # opens it, so that it can be looked at
-        dialects.check_joined(connection)
+        borrowed.check_joined(connection)
         database = self._open(connection)
-        dialects.check_same_database(connection, database.engine)
+        borrowed.check_same_database(connection, database.engine)
         return database
 
     def _write(self, connection: Connection, *, now: int) -> Written:

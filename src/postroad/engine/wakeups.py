@@ -59,7 +59,7 @@ class Wakeups:
         told = frozenset(topics)
         if not told:
             return
-        self.ping(told)
+        self.ping(sorted(told))  # in one order, so that a run can be repeated
         with self._lock:
             relays = list(self._relays)
         for tell in relays:

@@ -8,14 +8,14 @@ from sqlalchemy import Connection
 from postroad.engine.answers import Answers
 from postroad.engine.calls import Abort
 from postroad.engine.declarations import Decider
-from postroad.engine.loop import Loop, Parts, waited_little
+from postroad.engine.loop import Loop, Parts, Step, waited_little
 from postroad.engine.run import Run
 from postroad.engine.turn import answer
 from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
 from postroad.model.ids import stream_type
 from postroad.model.rows import ClaimedTurns, Hold, TurnClaim, TurnCommit
-from postroad.store import queues
+from postroad.store import due, queues
 
 SET_MAX = 100
 RECORDED_MAX = 64
@@ -75,16 +75,23 @@ class Worker(Loop):
     def leases(self) -> Iterable[int]:
         return (decider.lease for decider in self.parts.registry.deciders.values())
 
-    async def step(self) -> bool:
+    async def due(self) -> bool:
+        if self._solitary or self._unanswered:
+            return True
+        types = [decider.stream_type for decider, *_ in self._wants()]
+        database = self.parts.database
+        return bool(types) and await database.aread(due.streams, types, now=database.clock.wall())
+
+    async def step(self) -> Step:
         self.stalls.look()
         if self._alone:
-            return False
+            return Step.NOTHING
         if self._solitary:
             await self._start_solitary()
-            return False
+            return Step.NOTHING
         wants = self._wants()
         if not wants:
-            return False
+            return Step.NOTHING
         token = self.parts.entropy.token()
         await self._give_back()
         try:
@@ -102,7 +109,10 @@ class Worker(Loop):
             if found.clogged:
                 await self.parts.database.atransact(queues.adopt, stream_type=name)
         await self._begin(claims)
-        return bool(claims)
+        if not claims:
+            return Step.NOTHING
+        full = any(len(claimed[decider.stream_type].claims) >= free for decider, free, *_ in wants)
+        return Step.MORE if full or any(found.clogged for found in claimed.values()) else Step.SOME
 
     async def _give_back(self) -> None:
         """Claims whose COMMIT was not answered: whether they happened or not, nothing of them has begun."""
@@ -180,16 +190,20 @@ class Worker(Loop):
 
     def _start(self, claim: TurnClaim) -> None:
         table = self._running[stream_type(claim.stream)]
-        run = Run(self.parts, self._decider(claim), claim, self._aborts[claim.run_id], self._answers)
+        decider = self._decider(claim)
+        run = Run(self.parts, decider, claim, self._aborts[claim.run_id], self._answers)
         task = asyncio.ensure_future(run.carry_out())
         table[claim.run_id] = task
 
         def done(_: asyncio.Task[None]) -> None:
+            # There was no room for another turn of this type, or nothing runs beside this one.
+            crowded = len(table) >= decider.concurrency or bool(self._alone)
             table.pop(claim.run_id, None)
             if self._alone == claim.run_id:
                 self._alone = ""
             self._forget(claim)
-            self.wake()
+            if crowded or self._solitary:
+                self.wake()
 
         task.add_done_callback(done)
 

@@ -75,4 +75,4 @@ def mark_rung(conn: Connection, ids: Sequence[int], *, now: int) -> None:
 
 def list_(conn: Connection, *, limit: int = 50) -> list[AlertRow]:
     """The newest alerts, newest first, rung or not."""
-    return [AlertRow(**row) for row in _LIST(conn, limit=limit).mappings()]
+    return _LIST(conn, limit=limit).into(AlertRow)

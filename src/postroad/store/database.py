@@ -29,16 +29,23 @@ Lock = Callable[[Connection], object]
 TRIES = 5
 BUSY_TRIES = 2  # each of them has waited for the write lock already: 10 s in all
 SYNC_EVERY = 5 * SECOND
+VAGUE = SECOND // 100  # an answer that took longer is asked for again
 _inside = threading.local()
 
 
 class FollowingClock:
-    """A clock that runs with this host's steady clock from a reading of the database server's."""
+    """A clock that runs with this host's steady clock, never ahead of what the database server's was read to be.
+
+    One that is ahead would fire timers early and take over claims that still run. A reading says that the server's
+    clock stood somewhere between question and answer; what we have is moved into these bounds, no further, so that a
+    slow answer spoils nothing.
+    """
 
     def __init__(self, base: Clock) -> None:
         self._base = base
         self._offset: int | None = None
         self._synced = 0
+        self._vague = True
 
     def wall(self) -> int:
         return self._base.wall() if self._offset is None else self._base.monotonic() + self._offset
@@ -48,13 +55,15 @@ class FollowingClock:
 
     def due(self) -> bool:
         """Whether it is time to read the server's clock again."""
-        return self._offset is None or self._base.monotonic() - self._synced > SYNC_EVERY
+        return self._vague or self._base.monotonic() - self._synced > SYNC_EVERY
 
     def follow(self, server: int, asked: int) -> None:
         """Take over a reading of the server's clock that was asked for at `asked` (steady time)."""
         answered = self._base.monotonic()
-        self._offset = server - (asked + answered) // 2
+        least, most = server - answered, server - asked
+        self._offset = least if self._offset is None else max(least, min(self._offset, most))
         self._synced = answered
+        self._vague = answered - asked > VAGUE
 
 
 class Database:
@@ -81,16 +90,12 @@ class Database:
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self._following = None if clock or self.is_sqlite else FollowingClock(SystemClock())
         self.clock: Clock = clock or self._following or SystemClock()
-        self._executor = executor or (
-            Threads(plain=1) if self.is_sqlite else Threads(plain=6, urgent=2, group=2)
-        )
+        self._executor = executor or (Threads(plain=1) if self.is_sqlite else Threads(plain=6, urgent=2, group=2))
         self._waiting = Waiting()
         # On the user's engine: handlers may hold its every connection for longer than a lease, and what is urgent
         # must not wait for them. The pool's own way to connect, beside the pool; as many as there are urgent threads.
         self._beside = None if self._owns_engine or self.is_sqlite else self.engine.pool.recreate()
-        self._readers: Executor = (
-            self._executor if isinstance(self._executor, Inline) else Threads(plain=2)
-        )
+        self._readers: Executor = self._executor if isinstance(self._executor, Inline) else Threads(plain=2)
 
     @staticmethod
     def _check(engine: Engine | str | URL) -> Engine:
@@ -158,6 +163,8 @@ class Database:
     def close(self) -> None:
         """End our threads; close the engine if it is ours."""
         self._executor.close()
+        while self._waiting:  # their own calls were not taken on any more, or had taken others
+            self._run_group()
         self._readers.close()
         if self._beside is not None:
             self._beside.dispose()
@@ -173,28 +180,31 @@ class Database:
         self._refuse_nesting()
         member = Member(verb, item)
         self._waiting.add(member)
-        self._executor.submit(self._run_group, lane="group")
+        try:
+            self._executor.submit(self._run_group, lane="group")
+        except RuntimeError:  # closed; unless a call that came before has taken it along
+            if self._waiting.remove(member):
+                raise
         return member.answer
 
     def _run_group(self) -> None:
         """Write what waits. There is a call for each member, so that none is left; most of them find nothing."""
         members = self._waiting.take()
-        alone = members
-        if len(members) > 1:
-            alone = groups.run(members, lambda fn: self._once(fn, (), {}, None, urgent=False))
-        if len(members) == 1:
-            self._write_alone(members[0])
-            return
-        for member in alone:
-            self._executor.submit(partial(self._write_alone, member))
+        for member in self._write_group(members):
+            try:
+                self._executor.submit(partial(self._write_alone, member))
+            except RuntimeError:  # closed; what was taken on is written all the same
+                self._write_alone(member)
+
+    def _write_group(self, members: list[Member]) -> list[Member]:
+        run = partial(self._run, args=(), kwargs={}, lock=None, urgent=False, grouped=True)
+        return groups.run(members, run) if members else []
 
     def _write_alone(self, member: Member) -> None:
         try:
             (found,) = self._run(member.verb.run, ([member.item],), {}, None, urgent=False)
         except BaseException as error:
             member.settle(error)
-            if not isinstance(error, Exception):
-                raise
         else:
             member.settle(found)
 
@@ -203,14 +213,23 @@ class Database:
         if getattr(_inside, "transaction", False):
             raise NestedTransaction
 
-    def _run(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None, *, urgent: bool) -> R:
+    def _run(
+        self,
+        fn: Callable[..., R],
+        args: Any,
+        kwargs: Any,
+        lock: Lock | None,
+        *,
+        urgent: bool,
+        grouped: bool = False,
+    ) -> R:
         for tried in range(1, TRIES + 1):
             try:
                 return self._once(fn, args, kwargs, lock, urgent=urgent)
             except DBAPIError as error:
                 if dialects.is_busy(error) and tried >= BUSY_TRIES:
                     raise dialects.busy(error) from error
-                if tried == TRIES or not dialects.is_transient(error):
+                if tried == TRIES or not dialects.is_transient(error, grouped=grouped):
                     raise
         raise AssertionError("unreachable")
 

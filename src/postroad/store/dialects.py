@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import os
 import sqlite3
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
-from postroad.model.errors import DatabaseBusy, DatabaseReplaced, InvalidInput, NotInTransaction, Refused
+from postroad.model.errors import DatabaseBusy, DatabaseReplaced, InvalidInput, Refused
 from postroad.store import sqlite_file, urls
-from postroad.store.statements import SCHEMA_OPTION
+from postroad.store.statements import OURS_OPTION, SCHEMA_OPTION
 
 READ_OPTION = "postroad_read"
 BUSY_MILLISECONDS = 5_000
@@ -28,6 +28,12 @@ _WAL_RESET_BACKPORTS = frozenset({(3, 44, 6), (3, 50, 7)})
 # The file cannot be written to or opened now: no word about what was to be written.
 _SQLITE_NO_FILE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _CONFIGURED = "postroad_configured"
+_OURS: Mapping[str, Any] = {OURS_OPTION: True}
+# These tables never have true statistics: we plan by our indexes.
+_DISTRUST = "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off"
+_TRUST = "SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT"
+_BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_BEGIN_WRITE = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_DISTRUST}"
 
 
 class SQLiteVersionWarning(UserWarning):
@@ -46,9 +52,14 @@ def open_engine(database: str | URL) -> Engine:
     urls.check_options(url)
     if url.get_backend_name() == "sqlite":
         urls.refuse_memory(url)
-        return configure_sqlite(create_engine(url, connect_args=_sqlite_module_args(), hide_parameters=True))
-    return create_engine(
+        return configure_sqlite(
+            create_engine(url, connect_args=_sqlite_module_args(), hide_parameters=True, execution_options=_OURS)
+        )
+    engine = create_engine(
         url,
+        execution_options=_OURS,
+        isolation_level="AUTOCOMMIT",  # as far as the driver knows: `_begin_postgres` begins
+        use_native_hstore=False,  # nothing of ours is one; looking for it costs each process a transaction
         pool_size=12,
         max_overflow=4,
         pool_timeout=30,
@@ -57,6 +68,23 @@ def open_engine(database: str | URL) -> Engine:
         # A pooler in transaction mode hands out another session each time, which knows nothing of what was prepared.
         connect_args={"prepare_threshold": None},
     )
+    event.listen(engine, "begin", _begin_postgres)
+    return engine
+
+
+def _begin_postgres(conn: Connection) -> None:
+    """Begin a transaction of our own engine, with all that it needs, in one round trip."""
+    raw: Any = conn.connection.dbapi_connection
+    if not raw.autocommit or "isolation_level" in conn.get_execution_options():
+        return
+    cursor = raw.cursor()
+    try:
+        cursor.execute(_BEGIN_READ if conn.get_execution_options().get(READ_OPTION) else _BEGIN_WRITE)
+    except conn.dialect.loaded_dbapi.Error:
+        conn.exec_driver_sql("SELECT 1")  # let SQLAlchemy find out that the connection is lost
+        raise
+    finally:
+        cursor.close()
 
 
 def check_source(database: object) -> None:
@@ -158,62 +186,18 @@ def _users_line() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def check_joined(conn: Connection) -> None:
-    """Refuse a connection whose transaction could not hold our rows: autocommit, or another SQLite library."""
-    raw = conn.connection.dbapi_connection
-    if conn.dialect.name == "postgresql":
-        if getattr(raw, "autocommit", False):
-            raise NotInTransaction("This connection is in autocommit mode.")
-        return
-    driver = conn.connection.driver_connection
-    driver = getattr(driver, "_conn", driver)  # aiosqlite wraps the real one
-    if not isinstance(driver, sqlite3.Connection):
-        raise Refused(
-            f"This connection comes from another SQLite library ({type(driver).__module__}); two copies in one "
-            "process drop each other's locks. Put `import postroad.bundled_sqlite` first, or use sqlite3."
-        )
-    if driver.in_transaction:
-        return
-    if conn.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or driver.isolation_level is None:
-        raise NotInTransaction("This connection is in autocommit mode.")
-    # The driver would begin at the first INSERT, but a SAVEPOINT before it would commit when it is released.
-    conn.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def check_same_database(conn: Connection, engine: Engine) -> None:
-    """Refuse a connection that is visibly to another database than the engine's."""
-    ours = engine.dialect.name
-    if conn.dialect.name != ours:
-        raise Refused(
-            f"This is a {conn.dialect.name} connection, but the app's database is {ours}: "
-            "both must be the same database."
-        )
-    same = same_file(conn, engine)
-    if ours == "sqlite" and same is None and not conn.exec_driver_sql("PRAGMA database_list").one()[2]:
-        raise Refused("This connection is to a SQLite database in memory, but the app's is a file.", field="connection")
-    if ours == "sqlite" and same is False:
-        raise Refused(
-            f"This connection is to {conn.engine.url.database}, but the app's database is {engine.url.database}."
-        )
-
-
-def same_file(conn: Connection, engine: Engine) -> bool | None:
-    """Whether a SQLite connection is to the engine's file; None if their URLs do not say."""
-    if conn.engine is engine:
-        return True
-    theirs, ours = conn.engine.url.database, engine.url.database
-    if conn.dialect.name != engine.dialect.name or not theirs or not ours:
-        return None
-    return os.path.realpath(theirs) == os.path.realpath(ours)
-
-
 def prepare(conn: Connection, *, read: bool = False) -> None:
     """Options that our own transaction needs before it begins."""
-    if conn.dialect.name == "postgresql":
+    if conn.dialect.name == "postgresql" and not is_ours(conn):
         level = "REPEATABLE READ" if read else "READ COMMITTED"
         conn.execution_options(isolation_level=level, postgresql_readonly=read)
     elif read:
         conn.execution_options(**{READ_OPTION: True})
+
+
+def is_ours(conn: Connection) -> bool:
+    """Whether the connection is of an engine that we have made."""
+    return bool(conn.get_execution_options().get(OURS_OPTION))
 
 
 @contextmanager
@@ -256,20 +240,29 @@ def busy(error: DBAPIError) -> DatabaseBusy:
     )
 
 
-def is_transient(error: DBAPIError) -> bool:
-    """Whether running the same transaction again may succeed and the database says that nothing was written."""
+def is_transient(error: DBAPIError, *, grouped: bool = False) -> bool:
+    """Whether running the same transaction again may succeed and the database says that nothing was written.
+
+    A group (`grouped`) is not run again as it was if it met a lock or a deadlock: one of its members is to blame.
+    """
     # A connection that broke before COMMIT has written nothing; another one may stand, as after a server's restart.
-    broken = error.connection_invalidated
-    return broken or is_busy(error) or getattr(error.orig, "sqlstate", None) in ("40001", "40P01", "55P03")
+    if error.connection_invalidated or is_busy(error):
+        return True
+    return not grouped and getattr(error.orig, "sqlstate", None) in ("40001", "40P01", "55P03")
 
 
 def is_away(error: Exception) -> bool:
     """Whether the database could not be reached, not in time, or has no space, before anything was committed."""
-    if isinstance(error, DatabaseBusy | DatabaseReplaced):
+    if isinstance(error, DatabaseBusy | DatabaseReplaced | NoConnectionFree):
         return True
     if not isinstance(error, DBAPIError):
         return False
     return error.connection_invalidated or (isinstance(error, OperationalError) and _not_served(error))
+
+
+def is_cancelled(error: Exception) -> bool:
+    """Whether the server cut a statement short: it took longer than it may, or somebody said so."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == "57014"
 
 
 def _not_served(error: OperationalError) -> bool:
@@ -312,22 +305,39 @@ def database_micros(conn: Connection) -> int | None:
 
 def distrust_statistics(conn: Connection) -> None:
     """For this transaction, plan by our indexes: these tables never have true statistics."""
-    if conn.dialect.name == "postgresql":
+    if conn.dialect.name == "postgresql" and not _begins_distrusting(conn):
         conn.exec_driver_sql(
             "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
         )
 
 
+def _begins_distrusting(conn: Connection) -> bool:
+    """Whether `_begin_postgres` has said it already."""
+    options = conn.get_execution_options()
+    return bool(options.get(OURS_OPTION)) and not (options.get(READ_OPTION) or "isolation_level" in options)
+
+
+@contextmanager
+def users_plans(conn: Connection) -> Iterator[None]:
+    """Let code of the user's, which runs in our transaction, plan as the database is set up to."""
+    ours = conn.dialect.name == "postgresql" and _begins_distrusting(conn)
+    if ours:
+        conn.exec_driver_sql(_TRUST)
+    yield
+    if ours:
+        conn.exec_driver_sql(_DISTRUST)
+
+
 LOCK_WAIT_MILLISECONDS = 100
 
 
-def bound_lock_waits(conn: Connection) -> None:
+def bound_lock_waits(conn: Connection, *, milliseconds: int = LOCK_WAIT_MILLISECONDS) -> None:
     """For this transaction, wait for no row lock longer than that: it is a group, in which others wait with it.
 
     SQLite has one lock, and whoever has begun has it.
     """
     if conn.dialect.name == "postgresql":
-        conn.exec_driver_sql(f"SELECT set_config('lock_timeout', '{LOCK_WAIT_MILLISECONDS}ms', true)")
+        conn.exec_driver_sql(f"SELECT set_config('lock_timeout', '{milliseconds}ms', true)")
 
 
 def is_lock_timeout(error: DBAPIError) -> bool:

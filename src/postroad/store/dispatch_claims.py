@@ -132,7 +132,7 @@ def _due(
         if len(rows) < limit:
             left = limit - len(rows)
             found = _DUE(conn, kind=name, limit=left, takeover=int(takeover), version=policy.version, now=now)
-            rows.extend(moves.standing(row, Due) for row in found)
+            rows.extend(found.into(Due))
     return rows
 
 
@@ -243,4 +243,4 @@ def recheck(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
 
 def lookup(conn: Connection, token: str) -> list[DispatchClaim]:
     """What was claimed under a token, for a claimant that lost the answer to its COMMIT."""
-    return [_claim_of(moves.standing(row, Due)) for row in _BY_TOKEN(conn, token=token)]
+    return [_claim_of(row) for row in _BY_TOKEN(conn, token=token).into(Due)]

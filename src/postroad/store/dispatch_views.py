@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from postroad.model.clock import SECOND, moment
 from postroad.model.dispatches import DispatchRow
@@ -11,7 +11,7 @@ from postroad.model.errors import InvalidInput, shown
 from postroad.model.ids import check_name
 from postroad.model.lifecycle import Status
 from postroad.model.payload import text, whole
-from postroad.store.statements import Statement
+from postroad.store.statements import Row, Statement
 
 # The reason is that of the last change; what came in after a claim was over (dispatch.stale) changed nothing.
 _COLUMNS = """
@@ -54,7 +54,7 @@ def get(conn: Connection, id_or_key: str) -> DispatchRow | None:
     row = _GET(conn, name=text(id_or_key, "id")).one_or_none()
     if row is None:
         return None
-    history = [{**change._mapping, "at": moment(change.at)} for change in _HISTORY(conn, id=row.id)]
+    history = [{**change, "at": moment(change["at"])} for change in _HISTORY(conn, id=row.id).mappings()]
     return _view(row, history)
 
 
@@ -87,7 +87,7 @@ def _status(status: str) -> str:
     return status
 
 
-def _view(row: Row[Any], history: Sequence[Mapping[str, Any]] = ()) -> DispatchRow:
+def _view(row: Row, history: Sequence[Mapping[str, Any]] = ()) -> DispatchRow:
     return DispatchRow(
         id=row.id,
         key=row.key,
@@ -123,7 +123,7 @@ def why(conn: Connection, id: str, *, now: int) -> str:
     return f"Finished: {row.status} at {_at(row.updated_at)}."
 
 
-def _why_pending(row: Row[Any], *, now: int) -> str:
+def _why_pending(row: Row, *, now: int) -> str:
     if row.expires_at is not None and row.expires_at <= now:
         return f"Its deadline passed at {_at(row.expires_at)}; the next pump or dispatcher ends it."
     if row.due_at is None:
@@ -137,7 +137,7 @@ def _why_pending(row: Row[Any], *, now: int) -> str:
     return f"Backing off {when}, after attempt {row.attempt} of {row.max_attempts}{error}."
 
 
-def _why_delivering(row: Row[Any], *, now: int) -> str:
+def _why_delivering(row: Row, *, now: int) -> str:
     attempt = f"attempt {row.attempt} of {row.max_attempts}"
     if row.due_at > now:
         return f"Delivering: {attempt} runs under a lease until {_at(row.due_at)}."

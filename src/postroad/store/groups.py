@@ -78,6 +78,17 @@ class Waiting:
         with self._lock:
             self._members.append(member)
 
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def remove(self, member: Member) -> bool:
+        """Take a member back; whether it was still there."""
+        with self._lock:
+            if member not in self._members:
+                return False
+            self._members.remove(member)
+            return True
+
     def take(self, most: int = GROUP_MAX) -> list[Member]:
         """The next group, in its order; those that it leaves keep their place. Empty: nobody waits."""
         group: list[Member] = []
@@ -102,24 +113,32 @@ _ALONE = object()
 def run(members: Sequence[Member], transact: Transact) -> list[Member]:
     """Write a group and answer its members, except those that are returned: they must be written alone.
 
-    `transact(fn)` runs `fn(conn, now=…)` in one transaction, once.
+    `transact(fn)` runs `fn(conn, now=…)` in one transaction; again only if the first one failed for a reason that
+    lies in nothing that was written in it.
     """
-    for way in (_together, _one_by_one):
+    try:
+        found = _write(members, transact)
+    except BaseException as error:  # nobody is left waiting, whatever this is
+        found = [error for _ in members]
+    return _answer(members, found)
+
+
+def _write(members: Sequence[Member], transact: Transact) -> Sequence[object]:
+    """The answer of each member, or that it must be written alone."""
+    for way in (_together, _one_by_one) if len(members) > 1 else (_together,):
         try:
             found = transact(partial(way, members))
         except CommitUnknown as error:
-            return _answer(members, [CommitUnknown(*error.args) for _ in members])
+            return [CommitUnknown(*error.args) for _ in members]
         except Exception as error:
-            if dialects.is_away(error):
-                return _answer(members, [error for _ in members])
+            refused = len(members) == 1 and isinstance(error, PostroadError)
+            if refused or (dialects.is_away(error) and not dialects.is_cancelled(error)):
+                return [error for _ in members]
             # Nothing was written.
-        except BaseException as error:
-            _answer(members, [error for _ in members])
-            raise
         else:
             failpoint("group.committed")
-            return _answer(members, found)
-    return list(members)
+            return found
+    return [_ALONE for _ in members]
 
 
 def _answer(members: Sequence[Member], found: Sequence[object]) -> list[Member]:
@@ -132,6 +151,7 @@ def _answer(members: Sequence[Member], found: Sequence[object]) -> list[Member]:
 def _together(members: Sequence[Member], conn: Connection, *, now: int) -> list[object]:
     dialects.bound_lock_waits(conn)
     found: Sequence[object] = members[0].verb.run(conn, [member.item for member in members], now=now)
+    assert len(found) == len(members), "a verb answers each of its items"
     return list(found)
 
 
@@ -150,6 +170,7 @@ def _guarded(member: Member, conn: Connection, *, now: int) -> object:
         return refusal
     except DBAPIError as error:
         if dialects.is_lock_timeout(error):
+            dialects.bound_lock_waits(conn, milliseconds=1)  # once is enough: the others wait too
             return _ALONE
         raise
     return found

@@ -6,16 +6,15 @@ refused is found by a predicate before the first write.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from postroad.model import ids
 from postroad.model.errors import ConcurrencyConflict, DuplicateEntry, InvalidInput, StreamDeleted
 from postroad.model.events import Entry
 from postroad.model.rows import NewEntry
-from postroad.store.statements import Statement, as_json
+from postroad.store.statements import Row, Statement, as_json
 
 EventKey = tuple[str, str]
 
@@ -181,10 +180,10 @@ def find(conn: Connection, stream: str, entry_ids: Sequence[str]) -> list[Entry]
 
 def version(conn: Connection, stream: str) -> int:
     """How many entries the stream's log has."""
-    return _VERSION(conn, stream=stream).scalar() or 0
+    return _VERSION(conn, stream=stream).scalar_one_or_none() or 0
 
 
-def entry(row: Row[Any]) -> Entry:
+def entry(row: Row) -> Entry:
     """The entry of a row of the log."""
     return Entry(
         stream=row.stream,

@@ -1,10 +1,10 @@
 """How a dispatch goes from one status to the next: row, outcome, history and alert, all at once."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from postroad.model import ids
 from postroad.model.errors import StaleClaim
@@ -72,9 +72,6 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     receipt: str | None
 
 
-S = TypeVar("S", bound=Standing)
-
-
 class Move(msgspec.Struct, frozen=True, kw_only=True):
     """One change of a dispatch, or (`late`) what a claimant did after its claim was over: only history.
 
@@ -105,15 +102,9 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
         return died and (self.on_failure == "alert" or not self.row.stream)
 
 
-def standing(row: Row[Any], form: type[S]) -> S:
-    """A selected row of the outbox in the given form."""
-    return form(**{**row._mapping, "status": Status(row.status)})
-
-
 def lock(conn: Connection, dispatches: Sequence[str]) -> dict[str, Standing]:
     """Lock these dispatches' rows, ordered by id, and say where they stand; an unknown id is left out."""
-    rows = _LOCK(conn, ids=as_json(dispatches))
-    return {row.id: standing(row, Standing) for row in rows}
+    return {row.id: row for row in _LOCK(conn, ids=as_json(dispatches)).into(Standing)}
 
 
 def move(row: Standing, to: Status, reason: Reason, summary: str, **changes: Any) -> Move:

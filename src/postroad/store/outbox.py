@@ -132,10 +132,7 @@ def withdraw(conn: Connection, keys: Sequence[str], *, actor: str, now: int) -> 
     """
     if not keys:
         return []
-    found = _PENDING(conn, keys=as_json(keys))
-    made = [
-        moves.move(moves.standing(row, moves.Standing), Status.EXPIRED, Reason.WITHDRAWN, "withdrawn", actor=actor)
-        for row in found
-    ]
+    found = _PENDING(conn, keys=as_json(keys)).into(moves.Standing)
+    made = [moves.move(row, Status.EXPIRED, Reason.WITHDRAWN, "withdrawn", actor=actor) for row in found]
     moves.apply(conn, made, now=now)
     return [move.row.key for move in made]

@@ -6,10 +6,9 @@ the lock; so `front = 0` implies a queues row, and an event without either canno
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from postroad.model import ids
 from postroad.model.errors import StaleClaim
@@ -20,7 +19,7 @@ from postroad.store import dialects, runs
 from postroad.store.inbox import UNDEAD
 from postroad.store.log import LANDED
 from postroad.store.queue_search import Ask, Candidate, search
-from postroad.store.statements import Statement, as_json
+from postroad.store.statements import Row, Statement, as_json
 
 ADOPTED_AT_ONCE = 5_000
 STREAM_DELETED = "stream_deleted"
@@ -181,7 +180,7 @@ def drop(conn: Connection, positions: Sequence[int]) -> None:
     _DROP(conn, positions=as_json(positions))
 
 
-def _event(row: Row[Any]) -> InboxEvent:
+def _event(row: Row) -> InboxEvent:
     return InboxEvent(
         position=row.position,
         event_id=row.event_id,
@@ -263,7 +262,7 @@ def lock(conn: Connection, holds: Sequence[Hold]) -> None:
         owned(conn, holds)
 
 
-def owned(conn: Connection, holds: Sequence[Hold]) -> dict[str, Row[Any]]:
+def owned(conn: Connection, holds: Sequence[Hold]) -> dict[str, Row]:
     """Lock the streams of these claims; the rows of those whose token is still current, by stream."""
     if not holds:
         return {}
@@ -335,7 +334,7 @@ def end_stale(conn: Connection, hold: Hold, *, now: int) -> None:
     end_run(conn, hold, RunEnd.STALE, None, now=now)
 
 
-def require(conn: Connection, holds: Sequence[Hold]) -> dict[str, Row[Any]]:
+def require(conn: Connection, holds: Sequence[Hold]) -> dict[str, Row]:
     """Lock the streams of these claims; their rows by stream. Raises StaleClaim if one is not ours."""
     rows = owned(conn, holds)
     for hold in holds:
@@ -372,5 +371,6 @@ def _leave(conn: Connection, hold: Hold, state: QueueState, *, until: int | None
 
 def end_run(conn: Connection, hold: Hold, end: RunEnd, error: str | None, *, now: int) -> None:
     """End the run that a claim has started."""
+    failpoint("queues.left")
     ended = EndedRun(run_id=ids.run_id(hold.token, hold.subject), end=end, error=error)
     runs.end(conn, [ended], now=now)

@@ -161,7 +161,7 @@ def snapshot(conn: Connection, *, now: int, hour: int = HOUR) -> Snapshot:
     dialects.distrust_statistics(conn)
     since = now - hour
     kinds = _kinds(conn, now)
-    trouble = _TROUBLE(conn, since=since, max=COUNT_MAX).mappings().all()
+    trouble = _TROUBLE(conn, since=since, max=COUNT_MAX).mappings()
     by_reason = _counts(trouble, "reason_code")
     by_status = _counts(trouble, "to_status")
     ran = _RUNS(conn, since=since, max=COUNT_MAX).one()
@@ -186,7 +186,7 @@ def snapshot(conn: Connection, *, now: int, hour: int = HOUR) -> Snapshot:
         pump_lag=_age(due, now),
         runs=Bounded(ran.runs, more=ran.runs >= COUNT_MAX),
         conflict_rate=ran.conflicts / ran.runs if ran.runs else 0.0,
-        runs_ended=_counts(_ENDED(conn, since=since, max=COUNT_MAX).mappings().all(), "end_reason"),
+        runs_ended=_counts(_ENDED(conn, since=since, max=COUNT_MAX).mappings(), "end_reason"),
         conflicted=[
             StreamCount(row.stream, row.times)
             for row in _CONFLICTED(conn, since=since, max=COUNT_MAX, listed=LISTED_MAX)

@@ -55,25 +55,22 @@ _HEAD = Statement("SELECT version, deleted_at FROM {p}streams WHERE id = :stream
 
 def waiting(conn: Connection, stream: str, *, limit: int) -> list[QueuedEvent]:
     """The events that wait for a turn, oldest first."""
-    rows = _WAITING(conn, type=ids.stream_type(stream), stream=stream, limit=limit)
-    return [QueuedEvent(**row) for row in rows.mappings()]
+    return _WAITING(conn, type=ids.stream_type(stream), stream=stream, limit=limit).into(QueuedEvent)
 
 
 def dead(conn: Connection, stream: str, *, limit: int) -> list[QueuedEvent]:
     """The events that no turn could process, newest first."""
-    return [QueuedEvent(**row) for row in _DEAD(conn, stream=stream, limit=limit).mappings()]
+    return _DEAD(conn, stream=stream, limit=limit).into(QueuedEvent)
 
 
 def queue(conn: Connection, stream: str) -> QueueView | None:
     """Who or what holds the stream; None: it is free."""
-    row = _QUEUE(conn, stream=stream).mappings().one_or_none()
-    return None if row is None else QueueView(**row)
+    return next(iter(_QUEUE(conn, stream=stream).into(QueueView)), None)
 
 
 def head(conn: Connection, stream: str) -> StreamHead | None:
     """The stream's version; None: it has no entries and was never deleted."""
-    row = _HEAD(conn, stream=stream).mappings().one_or_none()
-    return None if row is None else StreamHead(**row)
+    return next(iter(_HEAD(conn, stream=stream).into(StreamHead)), None)
 
 
 def why(conn: Connection, stream: str, *, now: int) -> str:

@@ -6,8 +6,8 @@ that the event of an earlier generation, late or doubled, is never mistaken for 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 from sqlalchemy import Connection
@@ -134,7 +134,7 @@ def apply(conn: Connection, changes: Sequence[TimerChange], *, now: int) -> None
 def _locked(conn: Connection, places: Sequence[_Place]) -> dict[_Place, TimerRow]:
     keys = _keys(places)
     _LOCK(conn, keys=keys, size=len(places)).all()
-    found = _rows(_FIND(conn, keys=keys, size=len(places)).mappings())
+    found = _FIND(conn, keys=keys, size=len(places)).into(TimerRow)
     return {(row.stream, row.key): row for row in found}
 
 
@@ -196,7 +196,7 @@ def fire(conn: Connection, *, limit: int, now: int) -> FiredTimers:
     Never early. A timer whose event the inbox refuses is cancelled with an alert, so that it neither comes
     back for ever nor holds up its neighbours.
     """
-    due = _rows(_DUE(conn, limit=limit, now=now).mappings())
+    due = _DUE(conn, limit=limit, now=now).into(TimerRow)
     if not due:
         return FiredTimers(0, 0)
     failpoint("timers.due")
@@ -261,11 +261,7 @@ def next_due(conn: Connection) -> int | None:
 def list_(conn: Connection, *, stream: str | None = None, limit: int = 50) -> list[TimerRow]:
     """A stream's timers by key, or the armed ones of all streams by time."""
     found = _ARMED(conn, limit=limit) if stream is None else _OF_STREAM(conn, stream=stream, limit=limit)
-    return _rows(found.mappings())
-
-
-def _rows(found: Iterable[Mapping[Any, Any]]) -> list[TimerRow]:
-    return [TimerRow(**row) for row in found]
+    return found.into(TimerRow)
 
 
 def _keys(places: Iterable[_Place]) -> str:

@@ -67,7 +67,8 @@ def commit(
     held = queues.require(conn, [Hold(turn.claim.stream, turn.claim.token) for turn in turns])
     failpoint("turns.fenced")
     if write is not None:
-        write(conn)
+        with dialects.users_plans(conn):
+            write(conn)
     dialects.distrust_statistics(conn)  # after the user's own statements, which may need other plans
     _record(conn, turns, now=now)
     enqueued, withdrawn, published = _cause(conn, turns, source, now=now)
@@ -135,6 +136,7 @@ def _cause(
     dispatches = _all(turn.dispatches for turn in turns)
     enqueued = outbox.insert(conn, dispatches, source=source, actor=source, in_turn=True, now=now) if dispatches else []
     failpoint("turns.dispatched")
+    # In this order in a program's block too: two that meet then wait in one direction only.
     if changes := _all(turn.timers for turn in turns):
         timers.apply(conn, changes, now=now)
     failpoint("turns.timed")

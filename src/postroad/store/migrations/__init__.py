@@ -54,6 +54,9 @@ def migrate(database: Database) -> list[str]:
     Raises:
         SchemaMismatch: The schema is too new for this code.
     """
+    if database.read(current) >= latest:  # so that a start waits for nobody who writes
+        database.read(check)
+        return []
     return database.transact(climb, lock=lock)
 
 
@@ -139,13 +142,13 @@ def _applied(conn: Connection) -> Sequence[StepStatus]:
     # Asked of the catalogue first: on Postgres a failed SELECT would abort the transaction.
     if not inspect(conn).has_table(PREFIX + "migrations", schema=_schema(conn)):
         return []
-    return [StepStatus(**row) for row in _APPLIED(conn).mappings()]
+    return _APPLIED(conn).into(StepStatus)
 
 
 def _create_schema(conn: Connection) -> None:
     # Not IF NOT EXISTS: that needs the right to create schemas even where there is nothing to create.
     schema = _schema(conn)
-    if schema and _SCHEMA_EXISTS(conn, schema=schema).first() is None:
+    if schema and not _SCHEMA_EXISTS(conn, schema=schema).all():
         _execute(conn, f'CREATE SCHEMA "{schema}"')
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, event, text
+from sqlalchemy import Connection, event, text
 
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.payload import content_hash
@@ -13,7 +13,7 @@ from postroad.model.retry import Retry
 from postroad.model.rows import DispatchClaim, Hold, NewDispatch, SendPolicy, Settlement
 from postroad.store import dispatch_claims, outbox
 from postroad.store.database import Database
-from postroad.store.statements import Statement
+from postroad.store.statements import Row, Statement
 
 Run = Callable[..., Any]
 
@@ -65,7 +65,7 @@ def hold(held: DispatchClaim) -> Hold:
     return Hold(held.id, held.token)
 
 
-def outbox_rows(conn: Connection) -> Sequence[Row[Any]]:
+def outbox_rows(conn: Connection) -> Sequence[Row]:
     """The outbox, ordered by key."""
     return _OUTBOX(conn).all()
 
@@ -79,7 +79,7 @@ def history(conn: Connection, entity: str | None = None) -> list[tuple[str | Non
     ]
 
 
-def last_change(conn: Connection) -> Row[Any]:
+def last_change(conn: Connection) -> Row:
     """The newest row of history."""
     return _HISTORY(conn).all()[-1]
 

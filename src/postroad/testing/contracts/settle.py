@@ -189,14 +189,13 @@ class SettleContract:
         database.transact(outbox.insert, given, source="test", actor="ann", in_turn=False)
         won = database.transact(dispatch_claims.claim, POLICY, names=["mail"], token="t", limit=2)
         group = [settlement(held) for held in won.claims]
-        with database.engine.connect() as conn:
+        with database.engine.connect() as conn, conn.begin():  # on SQLite that is the lock
             settle.lock(database.bind(conn), group)
             second = Waiting(
                 database, lambda: database.transact(settle.settle, group[::-1], lock=lambda c: settle.lock(c, group))
             )
             second.blocked()
             first = settle.settle(conn, group, now=clock.wall())
-            conn.commit()
         assert [each.stale for each in first] == [False, False]
         assert [each.stale for each in second.result()] == [True, True]
 
