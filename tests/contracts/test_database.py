@@ -110,8 +110,8 @@ def test_now_is_read_after_the_write_lock(database: Database, clock: FakeClock) 
     before, reached = clock.wall(), threading.Event()
     original = dialects.prepare
 
-    def prepare(conn: Connection, *, read: bool = False) -> None:
-        original(conn, read=read)
+    def prepare(conn: Connection, **options: bool) -> None:
+        original(conn, **options)
         reached.set()
 
     with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:

@@ -1,13 +1,14 @@
 """Each hot statement of the outbox is answered by its index, beside 100,000 finished dispatches."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
-from postroad.store import dialects, dispatch_claims, dispatch_views, moves, outbox, settle
+from postroad.store import dialects, dispatch_claims, dispatch_views, due, moves, outbox, settle
 from postroad.store.database import Database
 from postroad.store.statements import Statement, as_json
 from tests.plans.places import analyze, filled
@@ -84,7 +85,7 @@ def walks(text: str) -> list[str]:
         line
         for line in text.splitlines()
         if "Seq Scan on postroad_" in line
-        or (("SCAN o" in line or "SCAN t" in line or "SCAN postroad_" in line) and "USING INDEX" not in line)
+        or (("SCAN o" in line or "SCAN t" in line or "SCAN postroad_" in line) and " INDEX " not in line)
     ]
 
 
@@ -94,6 +95,8 @@ PLANNED = [  # by our own indexes only: their loops tell the planner so
     (settle._OVERDUE, {"now": NOW, "limit": 50}, "outbox_expires"),
     (dispatch_claims._BY_TOKEN, {"token": "token"}, "outbox_due"),
     (moves._PLACES, {"told": TOLD}, "inbox_event"),
+    (due._SENDS, {"kinds": '["mail", "sms"]'}, "outbox_due"),
+    (due._MOMENTS, {}, "outbox_expires"),
 ]
 TRUSTED = [
     (dispatch_claims._CLAIM, {"ids": IDS, "token": "t", "until": NOW, "attempts_max": 3, "now": NOW}, "_pkey"),
@@ -109,7 +112,7 @@ TRUSTED = [
 
 
 def name(value: object) -> str | None:
-    modules = (dispatch_claims, dispatch_views, moves, outbox, settle)
+    modules = (dispatch_claims, dispatch_views, due, moves, outbox, settle)
     for module in modules:
         for key, item in vars(module).items():
             if item is value and isinstance(value, Statement):
@@ -123,9 +126,11 @@ def test_a_hot_statement_uses_its_index(
 ) -> None:
     """No hot statement reads what is finished, whatever the planner was told about the tables."""
     with database.engine.connect() as conn:
-        if (statement, given, index) in PLANNED:
-            dialects.distrust_statistics(database.bind(conn))
-        text = plan(database.bind(conn), statement, given)
+        database.bind(conn).begin()
+        # Our own transactions that write begin with distrust; those that only read do not.
+        own = nullcontext() if (statement, given, index) in PLANNED else dialects.users_plans(conn)
+        with own:
+            text = plan(conn, statement, given)
         if database.is_sqlite:  # it names the indexes of UNIQUE and PRIMARY KEY by itself
             assert "INDEX" in text, text
             assert index in text or index in ("_pkey", "outbox_key", "inbox_event"), text

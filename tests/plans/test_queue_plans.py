@@ -16,7 +16,7 @@ from sqlalchemy import event as hooks
 
 from postroad.model.clock import FakeClock
 from postroad.model.rows import ClaimedTurns, TurnCommit
-from postroad.store import inbox, log, queues, runs, turns
+from postroad.store import due, inbox, log, queues, runs, turns
 from postroad.store.database import Database
 from postroad.store.statements import Statement
 from postroad.testing.contracts.streams import LEASE, decided, event, hold
@@ -129,6 +129,7 @@ def life(conn: Connection) -> None:
     assert found.clogged
     queues.adopt(conn, stream_type="load", now=NOW)
     claim(conn, "t3", limit=8, now=NOW + 10 * LEASE)
+    due.streams(conn, ["load", "room"])
     for read in (log.read, log.last, inbox.waiting, runs.of_stream):
         read(conn, "load/1")
     log.find(conn, "load/1", ["x1", "x2"])

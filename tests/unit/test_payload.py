@@ -54,7 +54,7 @@ def test_equal_values_have_one_canonical_text(value: Any) -> None:
 
 def test_canonical_numbers() -> None:
     """1.0 is 1; what a float can't hold exactly stays what it is; true is not 1."""
-    assert payload.canonical('{"b":[1.0,0.5,1e300,-2.0],"a":true}') == '{"a":true,"b":[1,0.5,1e+300,-2]}'
+    assert payload.canonical('{"b":[1.0,0.5,1e300,-2.0],"a":true}') == '{"a":true,"b":[1,0.5,1e300,-2]}'
     assert payload.canonical("9007199254740993") == "9007199254740993"
     assert not payload.same_content("k", "true", "k", "1")
 

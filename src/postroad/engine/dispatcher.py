@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from postroad.engine.calls import Abort, CallResult, Raised, contained
 from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
-from postroad.engine.loop import Loop, Parts, Step, waited_little
+from postroad.engine.loop import AT_ONCE, Loop, Parts, Step, waited_little
 from postroad.engine.settling import Settler, count_end
 from postroad.engine.telemetry import logger
 from postroad.engine.verdicts import judge
@@ -31,7 +31,9 @@ def claim_due(
     """
     wants = [(s, free, takeover and waited_little(asked, now, s.policy.lease)) for s, free, takeover in wants]
     names = [name for sender, _, _ in wants for name in sender.kind.names]
-    due = set(dispatch_claims.due_kinds(conn, names, takeover=any(t for _, _, t in wants), now=now))
+    due = set(names)
+    if len(names) > 1:
+        due = set(dispatch_claims.due_kinds(conn, names, takeover=any(t for _, _, t in wants), now=now))
     return [
         dispatch_claims.claim(conn, sender.policy, names=ready, token=token, limit=free, takeover=takeover, now=now)
         for sender, free, takeover in wants
@@ -57,13 +59,12 @@ class Dispatcher(Loop):
     def leases(self) -> Iterable[int]:
         return (sender.policy.lease for sender in self.parts.registry.senders.values())
 
-    async def due(self) -> bool:
+    async def due(self) -> int | None:
         if self._settler.hindered or self._unanswered:
-            return True
+            return AT_ONCE
         self._look_for_room()
         names = [name for sender, *_ in self._wants() for name in sender.kind.names]
-        database = self.parts.database
-        return bool(names) and await database.aread(due.sends, names, now=database.clock.wall())
+        return await self.parts.database.aread(due.sends, names) if names else None
 
     async def step(self) -> Step:
         # What was sent comes first: while settling is impossible nothing new is sent.
@@ -84,6 +85,13 @@ class Dispatcher(Loop):
         if not claimed:
             return Step.NOTHING
         return Step.MORE if self._look_for_room() else Step.SOME
+
+    def _busy(self, name: str, concurrency: int) -> int:
+        """How much of a sender's room is taken.
+
+        While results are settled others are sent, but never are there more results than sends.
+        """
+        return len(self._sending[name]) + max(0, self._settler.load[name] - concurrency)
 
     def _look_for_room(self) -> bool:
         """Whether some kind has no room for another send, so that the end of one is news."""
@@ -108,7 +116,7 @@ class Dispatcher(Loop):
         return [
             (sender, free, self.stalls.may_take_over(sender.policy.lease))
             for name, sender in self._senders.items()
-            if (free := sender.concurrency - len(self._sending[name]) - self._settler.load[name]) > 0
+            if (free := sender.concurrency - self._busy(name, sender.concurrency)) > 0
         ]
 
     async def _claim(self, wants: list[tuple[Sender, int, bool]], token: str, asked: int) -> list[DispatchClaim]:

@@ -33,6 +33,9 @@ PROBE_EVERY = 5 * SECOND
 PROBE_WAIT = 5 * SECOND
 ANSWER_WAIT = 5 * SECOND
 CHANGES_EVERY_SECONDS = 0.015
+# After a second without a commit: a wake-up of the processor is what a look costs most.
+QUIET_EVERY_SECONDS = 0.025
+QUIET_LOOKS = 66
 FRESH_LOOKS = 2
 CLOSE_SECONDS = 5
 AGAIN = Retry(attempts=1, first=0.2, cap=15, jitter=False)
@@ -100,6 +103,8 @@ class Listener:
 
     def _heard(self, topics: frozenset[Topic], *, sound: bool = True) -> None:
         """Something was heard; `sound`: by a connection that has shown that it works."""
+        if sound:
+            self._wakeups.hearing = True
         if sound and self._failures:
             logger.info("listener: listening again after %d failures", self._failures)
             self._failures = 0
@@ -109,6 +114,7 @@ class Listener:
         try:
             self._serve(ear)
         finally:
+            self._wakeups.hearing = False
             ear.close()
 
     def _serve(self, ear: "Ear") -> None:
@@ -119,6 +125,7 @@ class Listener:
                 logger.info("listener: %s Other processes' work is found by polling.", error)
                 return
             except Exception as error:
+                self._wakeups.hearing = False
                 self._failures += 1
                 if self._failures == 1:
                     logger.warning("listener: %s (polling goes on; trying again)", str(error).strip())
@@ -333,7 +340,7 @@ class SQLiteEar:
                     if changes != seen:
                         seen = changes
                         self._heard(frozenset(TOPICS))
-                self._closing.wait(CHANGES_EVERY_SECONDS)
+                self._closing.wait(QUIET_EVERY_SECONDS if fresh < -QUIET_LOOKS else CHANGES_EVERY_SECONDS)
                 if identity(path) != opened:
                     raise DatabaseReplaced(path, path=path)
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 POLL = SECOND // 4
 INTERVAL_MAX = 30 * SECOND
 STALLS_MAX = 64
+ENDLESS = 2**63
+AT_ONCE = 0
+IDLE_AFTER = 8  # looks in a row that found nothing
+IDLE_TIMES = 4  # how much rarer an idle loop looks, since wake-ups are heard and what is to come is known
 TROUBLE = Retry(attempts=1, first=0.1, cap=5, jitter=True)
 
 
@@ -63,6 +67,10 @@ class Stalls:
         # When and for how long; a longer one makes the shorter ones before it irrelevant.
         self._stalls: list[tuple[int, int]] = []
         self._answered, self._wall = self._clock.monotonic(), self._clock.wall()
+
+    def silent(self) -> int:
+        """How long ago the database answered last."""
+        return self._clock.monotonic() - self._answered
 
     def look(self) -> None:
         """Before a claim: see how long ago the database answered last."""
@@ -118,19 +126,22 @@ class Loop:
         # less often than that would never take over a claim at all.
         looks = [lease // 8 for lease in self.leases()]
         self.interval = min([self.interval, *looks])
+        self._unproven_max = min(looks, default=ENDLESS)
         # Whoever has something to settle must be back before others take over, a third of a lease after a stall.
         self._patience = min([TROUBLE.cap, *looks])
         self.stalls = Stalls(parts.database)
         self._woken = asyncio.Event()
         self._failures = 0
         self._certain = False  # that a step finds something
+        self._next = ENDLESS  # how long after the last look something is due
+        self._empty = 0  # looks in a row that found nothing
 
     def leases(self) -> Iterable[int]:
         """How long the claims are that this loop takes, in microseconds."""
         return ()
 
-    async def due(self) -> bool:
-        """Whether a step may find anything to do. Asked without a transaction that writes."""
+    async def due(self) -> int | None:
+        """When a step may find anything to do; None: never, as far as is known. Asked without a writing transaction."""
         raise NotImplementedError
 
     async def step(self) -> Step:
@@ -176,16 +187,28 @@ class Loop:
             logger.info("%s: working again after %d failures", self.name, self._failures)
             self._failures = 0
         self._certain = stepped is Step.MORE
-        return 0 if self._certain else round(self.interval * (0.8 + 0.4 * self.parts.entropy.fraction()))
+        return 0 if self._certain else self._wait()
 
     async def _may_find(self) -> bool:
-        """Whether to step. Where we know that there is something, asking costs more than it saves."""
-        if self._certain:
+        """Whether to step. Where we know that there is something, asking costs more than it saves.
+
+        What was asked proves nothing of a database in which all that writes has to wait, and a loop without room asks
+        nothing: only a step shows a stall, so there is one as often as stalls must be noticed.
+        """
+        self._next = ENDLESS
+        if self._certain or self.stalls.silent() >= self._unproven_max:
             return True
-        self.stalls.look()
-        found = await self.due()
-        self.stalls.answered()
-        return found
+        at = await self.due()
+        self._next = ENDLESS if at is None else at - self.parts.database.clock.wall()
+        self._empty = 0 if self._next <= 0 else self._empty + 1
+        return self._next <= 0
+
+    def _wait(self) -> int:
+        """How long to wait after a step, in microseconds: not beyond what is known to come."""
+        idle = self._empty >= IDLE_AFTER and self.parts.wakeups.hearing
+        pause = min(self.interval * IDLE_TIMES, self._unproven_max) if idle else self.interval
+        pause = round(pause * (0.8 + 0.4 * self.parts.entropy.fraction()))
+        return min(pause, self._next) if self._next > 0 else pause
 
     async def _pause(self, stopping: asyncio.Future[Any], length: int) -> None:
         if length == 0 or (self._woken.is_set() and not self._failures):

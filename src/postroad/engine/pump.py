@@ -2,7 +2,7 @@
 
 import asyncio
 
-from postroad.engine.loop import Loop, Parts, Step
+from postroad.engine.loop import AT_ONCE, Loop, Parts, Step
 from postroad.engine.sinks import Ringer
 from postroad.model.failpoints import failpoint
 from postroad.store import due, settle, timers
@@ -23,9 +23,8 @@ class Pump(Loop):
         self._ringer = Ringer(parts)
         self._ringing: asyncio.Task[None] | None = None
 
-    async def due(self) -> bool:
-        database = self.parts.database
-        return self._ringing is not None or await database.aread(due.moments, now=database.clock.wall())
+    async def due(self) -> int | None:
+        return await self.parts.database.aread(due.moments) if self._ringing is None else AT_ONCE
 
     async def step(self) -> Step:
         database = self.parts.database

@@ -15,6 +15,8 @@ class Wakeups:
         self._lock = threading.Lock()
         self._sleepers: dict[Topic, list[Callable[[], None]]] = {topic: [] for topic in TOPICS}
         self._relays: list[Callable[[frozenset[Topic]], None]] = []
+        self.hearing = False
+        """Whether what other processes announce is known to arrive here, so that an idle loop may look more rarely."""
 
     def subscribe(self, topics: Iterable[Topic], wake: Callable[[], None]) -> Callable[[], None]:
         """Have `wake` called at each ping of one of the topics; call the result to end that."""

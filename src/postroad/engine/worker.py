@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from postroad.engine.answers import Answers
 from postroad.engine.calls import Abort
 from postroad.engine.declarations import Decider
-from postroad.engine.loop import Loop, Parts, Step, waited_little
+from postroad.engine.loop import AT_ONCE, Loop, Parts, Step, waited_little
 from postroad.engine.run import Run
 from postroad.engine.turn import answer
 from postroad.model.errors import CommitUnknown
@@ -75,12 +75,11 @@ class Worker(Loop):
     def leases(self) -> Iterable[int]:
         return (decider.lease for decider in self.parts.registry.deciders.values())
 
-    async def due(self) -> bool:
+    async def due(self) -> int | None:
         if self._solitary or self._unanswered:
-            return True
+            return AT_ONCE
         types = [decider.stream_type for decider, *_ in self._wants()]
-        database = self.parts.database
-        return bool(types) and await database.aread(due.streams, types, now=database.clock.wall())
+        return await self.parts.database.aread(due.streams, types) if types else None
 
     async def step(self) -> Step:
         self.stalls.look()

@@ -111,7 +111,8 @@ class Database:
     ) -> R:
         """Run `fn(conn, *args, now=..., **kwargs)` in one transaction and commit it.
 
-        `lock` takes row locks first: `now` is read after it, so that a wait for a lock costs no lease.
+        `lock` takes row locks first: `now` is read after it, so that a wait for a lock costs no lease. What it
+        returns, if anything, is handed to `fn` as `locked`.
 
         Raises:
             NestedTransaction: Called from inside a transaction function.
@@ -225,7 +226,7 @@ class Database:
     ) -> R:
         for tried in range(1, TRIES + 1):
             try:
-                return self._once(fn, args, kwargs, lock, urgent=urgent)
+                return self._once(fn, args, kwargs, lock, urgent=urgent, grouped=grouped)
             except DBAPIError as error:
                 if dialects.is_busy(error) and tried >= BUSY_TRIES:
                     raise dialects.busy(error) from error
@@ -238,20 +239,34 @@ class Database:
             return Connection(self.engine, self._beside.connect())
         return self.engine.connect()
 
-    def _once(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None, *, urgent: bool) -> R:
+    def _once(
+        self,
+        fn: Callable[..., R],
+        args: Any,
+        kwargs: Any,
+        lock: Lock | None,
+        *,
+        urgent: bool,
+        grouped: bool,
+    ) -> R:
         with self._connect(urgent=urgent) as conn:
-            dialects.prepare(self.bind(conn))
+            dialects.prepare(self.bind(conn), grouped=grouped)
             with conn.begin() as transaction, _Inside():
                 self._follow(conn)
-                if lock is not None:
-                    lock(conn)
-                result = fn(conn, *args, now=self.clock.wall(), **kwargs)
+                if grouped and not dialects.is_ours(conn):
+                    dialects.bound_lock_waits(conn, milliseconds=dialects.LOCK_WAIT_MILLISECONDS)
+                result = self._call(conn, fn, args, kwargs, lock)
                 if dialects.aborted(conn):
                     raise TransactionAborted
                 failpoint("commit.before")
                 self._commit(conn, transaction)
             failpoint("commit.after")
             return result
+
+    def _call(self, conn: Connection, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None) -> R:
+        locked = None if lock is None else lock(conn)
+        more = kwargs if locked is None else {**kwargs, "locked": locked}
+        return fn(conn, *args, now=self.clock.wall(), **more)
 
     @staticmethod
     def _commit(conn: Connection, transaction: Any) -> None:

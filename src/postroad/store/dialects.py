@@ -21,6 +21,8 @@ from postroad.store import sqlite_file, urls
 from postroad.store.statements import OURS_OPTION, SCHEMA_OPTION
 
 READ_OPTION = "postroad_read"
+GROUP_OPTION = "postroad_group"
+LOCK_WAIT_MILLISECONDS = 100
 BUSY_MILLISECONDS = 5_000
 # https://www.sqlite.org/wal.html#walresetbug: several connections may corrupt the file.
 _WAL_RESET_FIXED = (3, 51, 3)
@@ -34,6 +36,7 @@ _DISTRUST = "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off"
 _TRUST = "SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT"
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _BEGIN_WRITE = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_DISTRUST}"
+_BEGIN_GROUP = f"{_BEGIN_WRITE}; SET LOCAL lock_timeout = {LOCK_WAIT_MILLISECONDS}"
 
 
 class SQLiteVersionWarning(UserWarning):
@@ -79,12 +82,18 @@ def _begin_postgres(conn: Connection) -> None:
         return
     cursor = raw.cursor()
     try:
-        cursor.execute(_BEGIN_READ if conn.get_execution_options().get(READ_OPTION) else _BEGIN_WRITE)
+        cursor.execute(_beginning(conn.get_execution_options()))
     except conn.dialect.loaded_dbapi.Error:
         conn.exec_driver_sql("SELECT 1")  # let SQLAlchemy find out that the connection is lost
         raise
     finally:
         cursor.close()
+
+
+def _beginning(options: Mapping[str, Any]) -> str:
+    if options.get(READ_OPTION):
+        return _BEGIN_READ
+    return _BEGIN_GROUP if options.get(GROUP_OPTION) else _BEGIN_WRITE
 
 
 def check_source(database: object) -> None:
@@ -186,8 +195,10 @@ def _users_line() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def prepare(conn: Connection, *, read: bool = False) -> None:
+def prepare(conn: Connection, *, read: bool = False, grouped: bool = False) -> None:
     """Options that our own transaction needs before it begins."""
+    if grouped:
+        conn.execution_options(**{GROUP_OPTION: True})
     if conn.dialect.name == "postgresql" and not is_ours(conn):
         level = "REPEATABLE READ" if read else "READ COMMITTED"
         conn.execution_options(isolation_level=level, postgresql_readonly=read)
@@ -328,10 +339,7 @@ def users_plans(conn: Connection) -> Iterator[None]:
         conn.exec_driver_sql(_DISTRUST)
 
 
-LOCK_WAIT_MILLISECONDS = 100
-
-
-def bound_lock_waits(conn: Connection, *, milliseconds: int = LOCK_WAIT_MILLISECONDS) -> None:
+def bound_lock_waits(conn: Connection, *, milliseconds: int) -> None:
     """For this transaction, wait for no row lock longer than that: it is a group, in which others wait with it.
 
     SQLite has one lock, and whoever has begun has it.

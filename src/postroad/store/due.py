@@ -1,49 +1,54 @@
-"""Whether anything is due: what a loop asks before it opens a transaction that writes.
+"""When anything is due: what a loop asks before it opens a transaction that writes.
 
 Most looks find nothing. On SQLite a transaction that writes takes the one write lock from whoever has something to
-write; on Postgres looking costs one statement instead of several. A look may say yes where a claim then finds
-nothing; where it says no, there was nothing.
+write; on Postgres looking costs one statement instead of several. A look may name a time at which a claim then
+finds nothing; before that time there is nothing.
 """
 
 from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from postroad.store import dialects
 from postroad.store.statements import Statement, as_json
 
-# Scalar subqueries: EXISTS may be planned as a join that reads all of it.
+# Scalar subqueries along the indexes: an aggregate or EXISTS may be planned as a walk over all of it.
 _STREAMS = Statement("""
-    SELECT 1 FROM {list:types} WHERE
-    (SELECT 1 FROM {p}queues AS q WHERE q.type = value AND q.until <= :now LIMIT 1) IS NOT NULL
-    OR (SELECT 1 FROM {p}inbox AS i
-        WHERE i.type = value AND i.front = 1 AND i.reason IS NULL AND i.ready_at <= :now LIMIT 1) IS NOT NULL
-    LIMIT 1
+    SELECT (SELECT q.until FROM {p}queues AS q
+            WHERE q.type = value AND q.until IS NOT NULL ORDER BY q.until LIMIT 1) AS known,
+    (SELECT i.ready_at FROM {p}inbox AS i
+     WHERE i.type = value AND i.front = 1 AND i.reason IS NULL ORDER BY i.ready_at, i.position LIMIT 1) AS fresh
+    FROM {list:types}
 """)
 _SENDS = Statement("""
-    SELECT 1 FROM {list:kinds} WHERE
-    (SELECT 1 FROM {p}outbox AS o
-     WHERE o.kind = value AND o.status IN ('pending', 'delivering') AND o.due_at <= :now LIMIT 1) IS NOT NULL
-    LIMIT 1
+    SELECT (SELECT o.due_at FROM {p}outbox AS o
+            WHERE o.kind = value AND o.status IN ('pending', 'delivering') AND o.due_at IS NOT NULL
+            ORDER BY o.due_at LIMIT 1) AS head
+    FROM {list:kinds}
 """)
 _MOMENTS = Statement("""
-    SELECT (SELECT 1 FROM {p}timers WHERE status = 'armed' AND fire_at <= :now LIMIT 1) AS timers,
-    (SELECT 1 FROM {p}outbox
-     WHERE expires_at <= :now AND status IN ('pending', 'delivering') AND expires_at IS NOT NULL LIMIT 1) AS expiries,
-    (SELECT 1 FROM {p}alerts WHERE rung_at IS NULL LIMIT 1) AS alerts
+    SELECT (SELECT fire_at FROM {p}timers WHERE status = 'armed' ORDER BY fire_at LIMIT 1) AS timer,
+    (SELECT expires_at FROM {p}outbox
+     WHERE expires_at IS NOT NULL AND status IN ('pending', 'delivering') ORDER BY expires_at LIMIT 1) AS expiry,
+    (SELECT raised_at FROM {p}alerts WHERE rung_at IS NULL ORDER BY id LIMIT 1) AS alert
 """)
 
 
-def streams(conn: Connection, types: Sequence[str], *, now: int) -> bool:
-    """Whether a stream of one of these types may have a turn to run."""
-    return bool(_STREAMS(conn, types=as_json(types), now=now).all())
+def streams(conn: Connection, types: Sequence[str]) -> int | None:
+    """The earliest time at which a stream of one of these types may have a turn to run; None: none is to come."""
+    return _earliest(conn, _STREAMS, types=as_json(types))
 
 
-def sends(conn: Connection, kinds: Sequence[str], *, now: int) -> bool:
-    """Whether a dispatch of one of these kinds may be sent or taken over."""
-    return bool(_SENDS(conn, kinds=as_json(kinds), now=now).all())
+def sends(conn: Connection, kinds: Sequence[str]) -> int | None:
+    """The earliest time at which a dispatch of one of these kinds may be sent or taken over; None: none is to come."""
+    return _earliest(conn, _SENDS, kinds=as_json(kinds))
 
 
-def moments(conn: Connection, *, now: int) -> bool:
-    """Whether a timer is due, a dispatch has expired, or an alert has not rung."""
-    (row,) = _MOMENTS(conn, now=now)
-    return any(row)
+def moments(conn: Connection) -> int | None:
+    """The earliest time at which a timer is due, a dispatch expires or an alert has waited; None: none is to come."""
+    return _earliest(conn, _MOMENTS)
+
+
+def _earliest(conn: Connection, statement: Statement, **parameters: str) -> int | None:
+    dialects.distrust_statistics(conn)
+    return min((at for row in statement(conn, **parameters) for at in row if at is not None), default=None)

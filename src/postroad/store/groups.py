@@ -149,14 +149,12 @@ def _answer(members: Sequence[Member], found: Sequence[object]) -> list[Member]:
 
 
 def _together(members: Sequence[Member], conn: Connection, *, now: int) -> list[object]:
-    dialects.bound_lock_waits(conn)
     found: Sequence[object] = members[0].verb.run(conn, [member.item for member in members], now=now)
     assert len(found) == len(members), "a verb answers each of its items"
     return list(found)
 
 
 def _one_by_one(members: Sequence[Member], conn: Connection, *, now: int) -> list[object]:
-    dialects.bound_lock_waits(conn)
     return [_guarded(member, conn, now=now) for member in members]
 
 

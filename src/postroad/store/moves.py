@@ -189,7 +189,7 @@ def _tell(conn: Connection, moves: Sequence[Move], *, now: int) -> frozenset[str
     places = _PLACES(conn, told=as_json(asked)).all()
     new = [told[p.stream, p.event_id] for p in places if not (p.deleted or p.waits or p.landed)]
     if new:
-        inbox.publish(conn, new, now=now)
+        inbox.add(conn, new, now=now)
     return frozenset(place.stream for place in places if place.deleted)
 
 

@@ -1,6 +1,6 @@
 """How attempts end: status, history, error, due time, outcome and alert in ONE guarded transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from sqlalchemy import Connection
@@ -20,10 +20,6 @@ _OVERDUE = Statement(
     "ORDER BY o.expires_at LIMIT :limit {skip_locked}"
 )
 
-# In the order of `moves.lock`, which comes after it.
-_LOCK = Statement(
-    "SELECT 1 FROM {p}outbox AS o WHERE o.id IN (SELECT value FROM {list:ids}) ORDER BY o.id {for_update}"
-)
 _HELD = Statement("SELECT id, claim_token FROM {p}outbox WHERE id IN (SELECT value FROM {list:ids})")
 _SAID: dict[Result, str] = {
     "ok": "sent",
@@ -34,14 +30,10 @@ _SAID: dict[Result, str] = {
 }
 
 
-def lock(conn: Connection, settlements: Sequence[Settlement]) -> None:
-    """Lock these settlements' dispatches; `now` is read after it, so that a wait costs nobody a lease.
-
-    On SQLite the transaction is the lock.
-    """
-    if conn.dialect.name != "sqlite":
-        dialects.distrust_statistics(conn)
-        _LOCK(conn, ids=as_json([each.id for each in settlements]))
+def lock(conn: Connection, settlements: Sequence[Settlement]) -> dict[str, moves.Standing]:
+    """Lock these settlements' dispatches; `now` is read after it, so that a wait costs nobody a lease."""
+    dialects.distrust_statistics(conn)
+    return moves.lock(conn, [each.id for each in settlements])
 
 
 def unsettled(conn: Connection, settlements: Sequence[Settlement]) -> set[str]:
@@ -50,14 +42,21 @@ def unsettled(conn: Connection, settlements: Sequence[Settlement]) -> set[str]:
     return {row.id for row in _HELD(conn, ids=as_json(sorted(tokens))) if row.claim_token == tokens[row.id]}
 
 
-def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> list[Settled]:
+def settle(
+    conn: Connection,
+    settlements: Sequence[Settlement],
+    *,
+    locked: Mapping[str, moves.Standing] | None = None,
+    now: int,
+) -> list[Settled]:
     """Write attempts' results, each under its claim's token, and say in the same order what became of them.
 
     A lease that is over does not matter as long as the token is the current one. Under any other token no
     status changes: the attempt's history is written, and if it succeeded its outcome too. A dispatch that was
-    purged leaves nothing to write to; its status is then "".
+    purged leaves nothing to write to; its status is then "". `locked` is what `lock` has returned in this
+    transaction.
     """
-    standing = moves.lock(conn, [each.id for each in settlements])
+    standing = dict(lock(conn, settlements) if locked is None else locked)
     failpoint("settle.locked")
     made: list[moves.Move] = []
     settled: list[Settled] = []

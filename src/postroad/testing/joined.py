@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 
 from postroad.model.clock import Clock
-from postroad.store import dialects
+from postroad.store import borrowed
 from postroad.store.database import Database, Lock
 from postroad.store.executor import Inline
 
@@ -18,7 +18,7 @@ class JoinedDatabase(Database):
     """Every transaction is a savepoint on one connection that somebody else begins, commits or rolls back."""
 
     def __init__(self, conn: Connection, *, clock: Clock, schema: str | None = None) -> None:
-        dialects.check_joined(conn)
+        borrowed.check_joined(conn)
         super().__init__(conn.engine, schema=schema, clock=clock, executor=Inline())
         self._conn = conn
 
@@ -30,12 +30,19 @@ class JoinedDatabase(Database):
         assert isinstance(engine, Engine)
         return engine
 
-    def _once(self, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None, *, urgent: bool) -> R:
+    def _once(
+        self,
+        fn: Callable[..., R],
+        args: Any,
+        kwargs: Any,
+        lock: Lock | None,
+        *,
+        urgent: bool,
+        grouped: bool,
+    ) -> R:
         conn = self.bind(self._conn)
         with conn.begin_nested():
-            if lock is not None:
-                lock(conn)
-            return fn(conn, *args, now=self.clock.wall(), **kwargs)
+            return self._call(conn, fn, args, kwargs, lock)
 
     def _read(self, fn: Callable[..., R], args: Any, kwargs: Any) -> R:
         return fn(self.bind(self._conn), *args, **kwargs)
