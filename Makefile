@@ -1,17 +1,20 @@
 # One command file; CI runs the same targets.
 PYTHON ?= python3
 SEEDS ?= 50
+DURATION ?= 60
 WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest
+PEERS := .venv-peers/bin
+PEERS_STAMP := .venv-peers/.installed
 CODE := src tests $(wildcard examples benchmarks docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage check format bench sim eval clean
+.PHONY: help install demo test test-system coverage check format bench bench-peers sim mutants chaos eval clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Make .venv with the pinned dependencies and this project (PYTHON=python3.13)
 
@@ -23,13 +26,16 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## Run the freight demo (POSTGRES=1: on an embedded Postgres)
 	$(BIN)/postroad demo $(if $(filter-out 0,$(POSTGRES)),--postgres)
 
-test: install ## Run every test, then the contracts on the standard library's SQLite (ARGS='-k outbox')
-	POSTROAD_TEST_SQLITE=bundled $(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+test: install ## Run the tests, then the contracts on the standard library's SQLite (ARGS='-k outbox')
+	POSTROAD_TEST_SQLITE=bundled $(PYTEST) -n $(WORKERS) --dist loadgroup --ignore tests/system $(ARGS)
 	@if [ -d tests/contracts ] && [ -z "$(ARGS)" ]; then set -x; \
 		POSTROAD_TEST_SQLITE=stdlib $(PYTEST) tests/contracts -k sqlite; fi
 
+test-system: install ## Run the tests of two versions on one database, which build wheels
+	$(PYTEST) tests/system $(ARGS)
+
 coverage: install ## Measure branch coverage (coverage loads the standard library's SQLite, so the tests use it too)
-	POSTROAD_TEST_SQLITE=stdlib $(BIN)/coverage run -m pytest $(ARGS)
+	POSTROAD_TEST_SQLITE=stdlib $(BIN)/coverage run -m pytest --ignore tests/system $(ARGS)
 	$(BIN)/coverage report
 
 check: install ## Lint, format check, types, floors, style ratchet
@@ -46,13 +52,28 @@ format: install ## Format the code and repair what the linter can
 bench: install ## Run the benchmarks (JSON=1: print JSON)
 	$(BIN)/python -m benchmarks $(if $(filter-out 0,$(JSON)),--json)
 
+bench-peers: $(PEERS_STAMP) ## Measure Postroad beside other queues, in .venv-peers (JSON=1, ARGS='--rounds 5')
+	$(PEERS)/python -m benchmarks.peers $(if $(filter-out 0,$(JSON)),--json) $(ARGS)
+
+$(PEERS_STAMP): pyproject.toml benchmarks/peers/requirements.txt benchmarks/peers/constraints.txt
+	test -x $(PEERS)/python || $(PYTHON) -m venv .venv-peers
+	$(PEERS)/python -m pip install --quiet --disable-pip-version-check -c benchmarks/peers/constraints.txt \
+		-r benchmarks/peers/requirements.txt -e '.[demo]'
+	@touch $@
+
 sim: install ## Run the seeded simulation (SEEDS=500)
 	$(BIN)/python -m postroad.testing.simulation --seeds $(SEEDS)
+
+mutants: install ## Plant bugs and see how soon the simulation finds each (JSON=1: print JSON)
+	$(BIN)/python -m postroad.testing.simulation --mutants $(if $(filter-out 0,$(JSON)),--json)
+
+chaos: install ## Kill, stop and rob real processes of their databases, and check everything (DURATION=60 SEED=1)
+	$(BIN)/python -m postroad.testing.chaos --duration $(DURATION) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 eval: install ## Run the freight scenarios
 	$(BIN)/postroad eval examples/freight/scenarios/*.yaml
 
 clean: ## Remove what was built, the environment too
-	rm -rf .venv build dist .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-peers build dist .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

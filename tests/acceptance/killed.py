@@ -58,7 +58,7 @@ def arrive(d):
     die_if_asked("die-in-send")
 
 def tried(stream, turn, attempt):
-    write(what="tried", stream=stream, turn=turn, attempt=attempt)
+    write(what="tried", process=os.getpid(), stream=stream, turn=turn, attempt=attempt)
     die_if_asked("die-in-handler")
 
 def ring(alert):
@@ -80,6 +80,39 @@ post.check_schema()
 arm_from_environment()
 with post.begin() as tx:
     tx.publish(stream, ORDER, msgspec.json.decode(data, type=Order), key=key)
+"""
+
+
+MIGRATIONS = """
+import itertools, os, signal, sys
+import postroad.bundled_sqlite
+from postroad.model import failpoints
+from postroad.store import migrations
+from postroad.store.database import Database
+from postroad.testing.failpoints import kill, nth
+
+def forked(work):
+    # A process for each attempt, without the time that it takes to import everything again.
+    child = os.fork()
+    if child == 0:
+        database = Database(sys.argv[1], schema=sys.argv[2] or None)
+        work(database)
+        database.close()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def is_empty(database):
+    assert database.read(migrations.current) == 0
+
+for died in itertools.count():
+    failpoints.arm(nth("migration.statement", died + 1, kill))
+    code = forked(migrations.migrate)
+    if code == 0:
+        break
+    assert code == -signal.SIGKILL, code
+    assert forked(is_empty) == 0
+assert forked(lambda database: database.read(migrations.check)) == 0
+print(died)
 """
 
 
@@ -108,9 +141,9 @@ class Stage:
         (folder / "app.py").write_text(APP)
         (folder / "client.py").write_text(CLIENT)
 
-    def order(self, *steps: Step, think: float = 0) -> str:
-        """Publish an order to a stream of its own; its key."""
-        stream, key, data = self._next(steps, think)
+    def order(self, *steps: Step, think: float = 0, plan: Sequence[str] = ()) -> str:
+        """Publish an order to a stream of its own; its key. The turn thinks for so long, and ends as planned."""
+        stream, key, data = self._next(steps, think, plan)
         call = self.ledger.begin(verb="publish", stream=stream, key=key, data=data)
         with self.post.begin() as tx:
             tx.publish(stream, ORDER, msgspec.json.decode(data, type=Order), key=key)
@@ -131,7 +164,7 @@ class Stage:
 
     def offer(self, failpoint: str) -> tuple[str, str]:
         """Have a client publish an order and die at a failpoint; the order's stream and key."""
-        stream, key, data = self._next((Step("send", f"p{self._made + 1}.0", "sim.sms"),), 0)
+        stream, key, data = self._next((Step("send", f"p{self._made + 1}.0", "sim.sms"),))
         self.ledger.begin(verb="publish", stream=stream, key=key, data=data)
         assert self._client(stream, key, data, failpoint) == -signal.SIGKILL, self._told()
         return stream, key
@@ -164,6 +197,31 @@ class Stage:
         (self._folder / name).touch()
         self.die_at("")
 
+    def die_stopping(self, failpoint: str) -> None:
+        """Run the program until a handler is at work, ask it to end, and have it kill itself there."""
+        known = self.count("tried")
+        with self._running(failpoint, "--grace", "0.3") as process:
+            wait_for(lambda: self.count("tried") > known, self._told)
+            process.terminate()
+            assert process.wait(DEADLINE) == -signal.SIGKILL, self._told()
+
+    def migrate_dying(self) -> int:
+        """Have one process after another kill itself before a statement of a migration, the last after all of them.
+
+        How many died; whatever one of them had done is gone, or it asserts.
+        """
+        with (self._folder / "log").open("a") as log:
+            done = subprocess.run(
+                [sys.executable, "-c", MIGRATIONS, self._url, self._schema or ""],
+                cwd=self._folder,
+                env=self._environment(""),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                timeout=DEADLINE,
+            )
+        assert done.returncode == 0, self._told()
+        return int(done.stdout)
+
     def recover(self) -> None:
         """Run the program until nothing is left to do, and end it as an operator would."""
         with self._running("") as process:
@@ -177,6 +235,10 @@ class Stage:
         history = self._history(end=end)
         assert violations(history) == [], self._told()
         return history
+
+    def count(self, what: str) -> int:
+        """How many lines of this kind the journal has."""
+        return sum(line["what"] == what for line in self._lines())
 
     def _history(self, *, end: bool) -> History:
         lines = self._lines()
@@ -207,9 +269,9 @@ class Stage:
         log = self._folder / "log"
         return log.read_text()[-4_000:] if log.exists() else ""
 
-    def _next(self, steps: Sequence[Step], think: float) -> tuple[str, str, str]:
+    def _next(self, steps: Sequence[Step], think: float = 0, plan: Sequence[str] = ()) -> tuple[str, str, str]:
         self._made += 1
-        data = msgspec.json.encode(Order(steps=list(steps), think=think)).decode()
+        data = msgspec.json.encode(Order(steps=list(steps), think=think, plan=list(plan))).decode()
         return f"load/{self._made}", f"p{self._made}", data
 
     def _environment(self, failpoint: str) -> dict[str, str]:
@@ -233,8 +295,9 @@ class Stage:
             ).returncode
 
     @contextmanager
-    def _running(self, failpoint: str) -> Iterator["subprocess.Popen[bytes]"]:
+    def _running(self, failpoint: str, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
         command = [sys.executable, "-m", "postroad", "run", "app:post", "--database", self._url, "--poll", "0.05"]
+        command += options
         with (self._folder / "log").open("a") as log:
             process = subprocess.Popen(
                 [*command, *(["--schema", self._schema] if self._schema else [])],
@@ -255,12 +318,13 @@ class _Rung(msgspec.Struct):
     subject: str
 
 
-def producer(place: Place) -> Postroad:
-    """The side of the app that only publishes."""
+def producer(place: Place, *, migrated: bool = True) -> Postroad:
+    """The side of the app that only publishes; its tables are there unless `migrated` is False."""
     url, schema = place
     post = Postroad(url, schema=schema, migrate=True)
     declare(post, OPTIONS, _nowhere(), faxes=True)
-    post.check_schema()
+    if migrated:
+        post.check_schema()
     return post
 
 

@@ -20,28 +20,37 @@ pytestmark = [
 ]
 
 IN_TURNS = (
-    "queues.claimed", "turn.after_claim_commit", "turn.before_handler", "turn.before_commit", "turns.fenced",
-    "turns.logged", "turns.consumed", "turns.dispatched", "turns.timed", "turns.published", "turns.ended",
-    "turns.freed", "turn.after_commit",
+    "queues.claim", "queues.claimed", "turn.after_claim_commit", "turn.before_handler", "turn.before_commit",
+    "turns.fenced", "turns.logged", "turns.consumed", "outbox.insert", "outbox.inserted", "turns.dispatched",
+    "turns.withdrawn", "turns.timed", "turns.published", "turns.alerted", "turns.ended", "turns.freed",
+    "turn.after_commit",
 )  # fmt: skip
 IN_SENDS = (
     "dispatch.selected", "dispatch.claimed", "dispatch.after_claim_commit", "dispatch.before_send",
     "dispatch.after_send", "settle.locked", "moves.written", "moves.told", "moves.recorded", "dispatch.after_settle",
 )  # fmt: skip
+BATCH = 4
 IN_TIMERS = ("timers.due", "timers.published", "timers.marked", "timer.after_commit")
 IN_ACCEPTING = ("accept.before_insert", "accept.after_insert", "commit.before", "commit.after", "accept.after_commit")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    """A program on an empty database."""
+def empty_stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    """A program, and a database without our tables."""
     if request.param == "postgres":
         place = request.getfixturevalue("postgres_url"), request.getfixturevalue("fresh_schema")
     else:
         place = f"sqlite:///{request.getfixturevalue('sqlite_path')}", None
-    post = producer(place)
+    post = producer(place, migrated=False)
     yield Stage(place, tmp_path, post)
     post.close()
+
+
+@pytest.fixture
+def stage(empty_stage: Stage) -> Stage:
+    """A program, and a database with our tables and nothing in them."""
+    empty_stage.post.check_schema()
+    return empty_stage
 
 
 def arrivals(history: History) -> Counter[str]:
@@ -74,6 +83,9 @@ def test_killed_while_a_message_goes_out(stage: Stage) -> None:
         stage.order(Step("send", f"{place}.0", "sim.sms"))
         stage.die_at(place)
         stage.check()
+    # Several at once: the process dies when some of them have ended and others have not.
+    stage.order(*(Step("send", f"batch.{number}", "sim.sms") for number in range(BATCH)))
+    stage.die_at("dispatch.after_send:2")
     stage.order(Step("send", "die-in-send", "sim.sms"))
     stage.die_when("die-in-send")
     stage.recover()
@@ -113,3 +125,56 @@ def test_killed_while_an_event_is_accepted(stage: Stage) -> None:
     stage.recover()
     history = stage.check(end=True)
     assert arrivals(history) == {f"{key}.0": 1 for key in keys}
+
+
+def test_killed_again_while_it_recovers(stage: Stage) -> None:
+    """Whoever takes over what a dead process held may die of that too: each time all is there, whole and once."""
+    stage.full_order()
+    for place in ("turns.consumed", "queues.claimed", "turns.ended", "dispatch.after_send", "dispatch.claimed"):
+        stage.die_at(place)
+        stage.check()
+    stage.recover()
+    history = stage.check(end=True)
+    (row,) = [row for row in history.outbox if row.kind == "sim.sms"]
+    assert 1 <= arrivals(history)[row.key] <= 2
+    assert row.attempt >= 2
+    ends = Counter(run.end_reason for run in history.runs if run.stream == row.stream)
+    assert ends["interrupted"] >= 2
+
+
+def test_killed_while_a_turn_is_given_up_for_now(stage: Stage) -> None:
+    """A stream backs off and its run is ended, both or neither; the handler's next attempt decides."""
+    stage.order(Step("send", "p1.0", "sim.sms"), plan=["trouble", "trouble", "ok"])
+    stage.die_at("queues.left")
+    stage.check()
+    stage.recover()
+    history = stage.check(end=True)
+    turn = [run for run in history.runs if run.turn_id == history.runs[0].turn_id]
+    assert [(run.attempt, run.end_reason) for run in turn] == [(1, "interrupted"), (2, "failed"), (3, "committed")]
+    assert arrivals(history) == {"p1.0": 1}
+
+
+def test_killed_while_it_ends(stage: Stage) -> None:
+    """A process that dies while it waits for what has begun, or gives it back, leaves it to the next one."""
+    for place in ("shutdown.begun", "shutdown.abandoned"):
+        stage.order(Step("send", f"{place}.0", "sim.sms"), think=1.5)
+        stage.die_stopping(place)
+        stage.check()
+    stage.recover()
+    history = stage.check(end=True)
+    assert arrivals(history) == {"shutdown.begun.0": 1, "shutdown.abandoned.0": 1}
+
+
+def test_killed_after_an_alert_rang(stage: Stage) -> None:
+    """An alert whose sinks were told before the process died rings once more, and then never again."""
+    stage.order(Step("send", "p1.0", "sim.page", plan=["giveup"]))
+    stage.die_at("alert.after_ring")
+    assert [alert.rung_at for alert in stage.check().alerts] == [None]
+    stage.recover()
+    history = stage.check(end=True)
+    assert Counter(alert.subject for alert in history.rung) == {"p1.0": 2}
+
+
+def test_killed_while_the_schema_is_made(empty_stage: Stage) -> None:
+    """Before whatever statement of a migration the process dies: no table of ours is there, and the next migrates."""
+    assert empty_stage.migrate_dying() >= 20

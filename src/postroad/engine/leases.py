@@ -10,6 +10,7 @@ from postroad.model.clock import SECOND
 from postroad.model.rows import Hold
 from postroad.store import queues
 from postroad.store.database import Database
+from postroad.store.dialects import is_away
 
 
 @dataclass(slots=True)
@@ -24,8 +25,9 @@ class _Held:
 class Keeper:
     """Renews claims at a third of their lease until they are let go, their deadline passes, or they are lost.
 
-    A renewal that could not be confirmed in time counts as lost before the lease ends, since another worker
-    may own the stream by then.
+    While the database is away the claims are kept: it says what became of them when it is back, when nobody takes
+    over at once what a stall has let expire, and a commit is fenced by its token in any case. A renewal that fails
+    otherwise, and is not confirmed in time, counts as lost before the lease ends.
     """
 
     def __init__(self, database: Database, telemetry: Telemetry) -> None:
@@ -78,9 +80,10 @@ class Keeper:
             gone = self._database.transact(
                 queues.renew, holds, lease=lease, lock=partial(queues.lock, holds=holds), urgent=True
             )
-        except Exception as error:  # the database may be away; what matters is how long
+        except Exception as error:
             logger.warning("renewing %d claims failed: %s", len(holds), error)
-            gone = [h.hold for h in batch if self._database.clock.monotonic() > h.confirmed + lease - SECOND]
+            now = self._database.clock.monotonic()
+            gone = [h.hold for h in batch if not is_away(error) and now > h.confirmed + lease - SECOND]
         else:
             for held in batch:
                 held.confirmed = asked

@@ -227,6 +227,8 @@ def _when(at: datetime | None, after: Span | None) -> When:
 
 
 def _pairs(origin: Mapping[str, str]) -> str:
+    if origin is NO_ORIGIN:
+        return "{}"
     if not isinstance(origin, Mapping) or not all(isinstance(part, str) for pair in origin.items() for part in pair):
         raise InvalidInput(f"origin must be a mapping of text to text, got {type(origin).__name__}.", field="origin")
     return encode(dict(origin), "origin", bytes_max=4096)

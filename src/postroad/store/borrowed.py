@@ -13,9 +13,9 @@ def check_joined(conn: Connection) -> None:
     """Refuse a connection whose transaction could not hold our rows: autocommit, or another SQLite library."""
     raw = conn.connection.dbapi_connection
     if conn.dialect.name == "postgresql":
-        if dialects.is_ours(conn):
+        if dialects.begins_itself(conn):
             if not conn.in_transaction():
-                conn.begin()  # one of our own engine says so itself
+                conn.begin()
         elif getattr(raw, "autocommit", False):
             raise NotInTransaction("This connection is in autocommit mode.")
         return

@@ -78,7 +78,7 @@ def open_engine(database: str | URL) -> Engine:
 def _begin_postgres(conn: Connection) -> None:
     """Begin a transaction of our own engine, with all that it needs, in one round trip."""
     raw: Any = conn.connection.dbapi_connection
-    if not raw.autocommit or "isolation_level" in conn.get_execution_options():
+    if not raw.autocommit or not begins_itself(conn):
         return
     cursor = raw.cursor()
     try:
@@ -88,6 +88,12 @@ def _begin_postgres(conn: Connection) -> None:
         raise
     finally:
         cursor.close()
+
+
+def begins_itself(conn: Connection) -> bool:
+    """Whether it is of our own engine, and begins a transaction although the driver knows of none."""
+    options = conn.get_execution_options()
+    return bool(options.get(OURS_OPTION)) and "isolation_level" not in options
 
 
 def _beginning(options: Mapping[str, Any]) -> str:
@@ -324,8 +330,7 @@ def distrust_statistics(conn: Connection) -> None:
 
 def _begins_distrusting(conn: Connection) -> bool:
     """Whether `_begin_postgres` has said it already."""
-    options = conn.get_execution_options()
-    return bool(options.get(OURS_OPTION)) and not (options.get(READ_OPTION) or "isolation_level" in options)
+    return begins_itself(conn) and not conn.get_execution_options().get(READ_OPTION)
 
 
 @contextmanager

@@ -1,0 +1,277 @@
+"""What every race begins with: a database in which each transaction of ours finds something that others want too.
+
+| row | how it stands |
+|---|---|
+| load/1, load/5 | claimed by `held`, whose lease runs; load/1 has another event behind its set |
+| load/2 | claimed by `lost`, whose lease is over |
+| load/3 | nobody has claimed it |
+| load/4 | claimed by `held`; its event is in the log already, as after a REPEATABLE READ publisher |
+| d1 | being sent by `sent`, whose lease runs |
+| d2 | pending and due |
+| d3, d5 | claimed by `lost`, whose lease is over; d5 at its last attempt and without a stream |
+| d4 | pending, its deadline has passed |
+| t1, t2 | timers of load/1: due, and due later |
+| one alert | not rung |
+
+Built once by our own verbs, then copied: each race gets the same rows, positions and tokens again.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, event
+
+from postroad import Postroad
+from postroad.model.clock import SECOND, SystemClock
+from postroad.model.retry import Retry
+from postroad.model.rows import (
+    ClaimedDispatches,
+    ClaimedTurns,
+    DispatchClaim,
+    Hold,
+    NewAlert,
+    NewDispatch,
+    SendPolicy,
+    Settlement,
+    TimerChange,
+    TurnClaim,
+)
+from postroad.store import alerts, dispatch_claims, inbox, log, outbox, queues, settle, timers, turns
+from postroad.store.database import Database
+from postroad.store.schema import PREFIX
+from postroad.store.statements import render
+from postroad.testing.contracts.dispatches import dispatch
+from postroad.testing.contracts.streams import decided, entry
+from postroad.testing.contracts.streams import event as new_event
+from postroad.testing.simulation import checks_log, checks_outbox, checks_turns
+from postroad.testing.simulation.history import TABLES, History, grouped, tables
+from postroad.testing.simulation.ledger import Ledger
+from postroad.testing.simulation.options import draw
+
+LEASE = 30 * SECOND
+TYPE = "load"
+POLICY = SendPolicy(kind="mail", lease=LEASE, retry=Retry(attempts=2, first=60, jitter=False))
+LANDED = "load/4"  # until somebody drops it, its event stands in inbox and log
+DRAINS_MAX = 20
+# What they say of rows alone. The others compare with clients' ledgers, sinks and the simulation's own workload.
+CHECKS = (
+    checks_log.l1_dense, checks_log.l8_unique, checks_log.i2_once, checks_log.i6_no_stranding,
+    checks_turns.t1_single_effect, checks_turns.t2_fence, checks_turns.m1_not_lost, checks_turns.m7_known_timer,
+    checks_outbox.o1_no_lost_action, checks_outbox.o3_legal, checks_outbox.o4_one_claimant,
+    checks_outbox.o6_upper_bound, checks_outbox.o8_reason, checks_outbox.o9_explained_duplicates,
+    checks_outbox.o12_expiry, checks_outbox.o17_outcome_routed,
+)  # fmt: skip
+_OPTIONS = draw(0)
+_OF_THE_MOMENT = {"position", "events_left", "received_at", "created_at", "first_attempt_at", "until"}
+_EVENT = re.compile(r"e\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The claims that are held, and the alert, as they stand when a race begins."""
+
+    turns: dict[str, TurnClaim]
+    sends: dict[str, DispatchClaim]
+    alert: int
+    now: int
+    post: Postroad
+
+    def hold(self, stream: str) -> Hold:
+        """The proof of a stream's claim."""
+        return Hold(stream, self.turns[stream].token)
+
+    def proof(self, key: str) -> Hold:
+        """The proof of a dispatch's claim."""
+        return Hold(self.sends[key].id, self.sends[key].token)
+
+    def result(self, key: str, result: Any = "ok") -> Settlement:
+        """What came of the attempt that a dispatch's claim began."""
+        held = self.sends[key]
+        return Settlement(id=held.id, token=held.token, attempt=held.attempt, result=result, policy=POLICY)
+
+
+def mail(number: int, **changes: Any) -> NewDispatch:
+    """The dispatch `d<number>`, due long ago."""
+    return dispatch(number, **{"key": f"d{number}", **changes})
+
+
+def program(database: Database) -> Postroad:
+    """The app of a program that joins its own transactions."""
+    post = Postroad(database.engine, schema=database.schema)
+    post.elsewhere("mail")
+    return post
+
+
+def unsynced(url: str) -> Database:
+    """A database in a file that is not synced to the disk: for tests that end no process."""
+    database = Database(url)
+    event.listen(database.engine, "connect", lambda raw, _: raw.execute("PRAGMA synchronous = OFF"))
+    return database
+
+
+def build(database: Database) -> Scene:
+    """Make the scene and keep a copy of it."""
+    now = SystemClock().wall()  # a program that joins has the time of its own clock
+    with database.engine.begin() as conn:
+        bound = database.bind(conn)
+        lost_turns, lost_sends = _begin_lost(bound, now=now - 2 * LEASE)
+        scene = _begin_held(bound, lost_turns, lost_sends, program(database), now=now)
+        for table in TABLES:
+            conn.exec_driver_sql(_of(database, f"CREATE TABLE scene_{table} AS SELECT * FROM {{p}}{table}"))
+    return scene
+
+
+def _begin_lost(conn: Connection, *, now: int) -> tuple[ClaimedTurns, Sequence[DispatchClaim]]:
+    inbox.publish(conn, [new_event(1, "load/2")], now=now)
+    given = [mail(3, stream="load/2"), mail(5, max_attempts=1)]
+    outbox.insert(conn, given, source="app", actor="", in_turn=False, now=now)
+    claimed = dispatch_claims.claim(conn, POLICY, names=["mail"], token="lost", limit=10, now=now)
+    return claim(conn, "lost", now=now), claimed.claims
+
+
+def _begin_held(
+    conn: Connection, lost: ClaimedTurns, sends: Sequence[DispatchClaim], post: Postroad, *, now: int
+) -> Scene:
+    inbox.publish(
+        conn, [new_event(n, s) for s, n in (("load/1", 1), ("load/1", 2), (LANDED, 1), ("load/5", 1))], now=now
+    )
+    outbox.insert(conn, [mail(1, stream="load/1")], source="app", actor="", in_turn=False, now=now)
+    sent = dispatch_claims.claim(conn, POLICY, names=["mail"], token="sent", limit=10, takeover=False, now=now)
+    held = claim(conn, "held", takeover=False, now=now)
+    log.append(conn, LANDED, [entry("e1")], expected_version=0, now=now)
+    inbox.publish(conn, [new_event(3, "load/1"), new_event(1, "load/3"), new_event(2, "load/3")], now=now)
+    given = [mail(2, stream="load/1"), mail(4, stream="load/3", expires_at=now - 1)]
+    outbox.insert(conn, given, source="app", actor="", in_turn=False, now=now)
+    given = [("t1", now - 1), ("t2", now + 900 * SECOND)]
+    timers.apply(conn, [armed("set", key, at) for key, at in given], now=now)
+    alerts.raise_alerts(conn, [NewAlert(code="scene", subject="scene")], now=now)
+    return Scene(
+        turns={one.stream: one for one in [*lost.claims, *held.claims]},
+        sends={one.key: one for one in [*sends, *sent.claims]},
+        alert=alerts.unrung(conn)[0][0],
+        now=now,
+        post=post,
+    )
+
+
+def armed(verb: Any, key: str, at: int, stream: str = "load/1") -> TimerChange:
+    """A change of a timer that is due at `at`."""
+    return TimerChange(verb=verb, stream=stream, key=key, fire_at=at, spec=f"at {at}")
+
+
+def claim(conn: Connection, token: str, *, takeover: bool = True, now: int) -> ClaimedTurns:
+    """One pass of claiming loads."""
+    return queues.claim(
+        conn, stream_type=TYPE, token=token, limit=10, batch=2 if token == "held" else 10, lease=LEASE,
+        takeover=takeover, now=now,
+    )  # fmt: skip
+
+
+def restore(database: Database, conn: Connection) -> None:
+    """Put the scene's rows back, and the numbers that are given out next."""
+    statements = []
+    for table in TABLES:
+        statements.append(f"DELETE FROM {{p}}{table}")
+        given = "OVERRIDING SYSTEM VALUE " if not database.is_sqlite else ""
+        statements.append(f"INSERT INTO {{p}}{table} {given}SELECT * FROM scene_{table}")
+    if database.is_sqlite:
+        for statement in statements:
+            conn.exec_driver_sql(_of(database, statement))
+        return
+    for table, column in (("inbox", "position"), ("transitions", "id"), ("alerts", "id")):
+        name = f"""pg_get_serial_sequence('"{database.schema}".{PREFIX}{table}', '{column}')"""
+        statements.append(f"SELECT setval({name}, (SELECT max({column}) FROM scene_{table}))")
+    raw: Any = conn.connection.dbapi_connection
+    raw.execute("; ".join(_of(database, statement) for statement in statements))
+
+
+def _of(database: Database, statement: str) -> str:
+    schema = f'"{database.schema}".' if database.schema else ""
+    return render(statement, database.engine.dialect.name, database.schema).replace("scene_", f"{schema}scene_")
+
+
+def broken(history: History) -> Iterator[str]:
+    """Which invariants of the tables do not hold."""
+    parked = any(row.state == "parked" for row in history.queues)
+    for check in CHECKS:
+        for said in check(history):
+            if LANDED not in said and not (parked and "at the end" in said):
+                yield f"{check.__name__}: {said}"
+    for stream, rows in grouped(history.log, "stream").items():
+        # e8 and e9 are published in the race, all others were there before it.
+        numbers = [min(int(row.entry_id[1:]), 8) for row in rows if _EVENT.fullmatch(row.entry_id)]
+        if numbers != sorted(numbers):
+            yield f"order: {stream} has {numbers}"
+
+
+def lost(history: History, answers: Sequence[Any]) -> Iterator[str]:
+    """Which claims that were answered are not held."""
+    held = {row.stream: row.claim_token for row in history.queues} | {row.id: row.claim_token for row in history.outbox}
+    for answer in answers:
+        if isinstance(answer, ClaimedTurns | ClaimedDispatches):
+            for one in answer.claims:
+                subject = one.stream if isinstance(one, TurnClaim) else one.id
+                if held.get(subject) != one.token:
+                    yield f"{subject} is claimed by {held.get(subject)}, {one.token} was answered too"
+
+
+def look(conn: Connection, *, end: bool = False) -> History:
+    """All rows as this transaction sees them."""
+    return History(options=_OPTIONS, now=0, ledger=Ledger(), end=end, **tables(conn))
+
+
+def drain(conn: Connection, *, now: int) -> None:
+    """Do all that is left to be done, as one program after every lease would."""
+    now += 1_000 * SECOND
+    for number in range(DRAINS_MAX):
+        fired = timers.fire(conn, limit=100, now=now)
+        expired = settle.expire(conn, limit=100, now=now)
+        won = claim(conn, f"drain-{number}", now=now).claims
+        turns.commit(conn, [decided(one) for one in won], now=now)
+        sends = dispatch_claims.claim(conn, POLICY, names=["mail"], token=f"drain-{number}", limit=100, now=now)
+        settle.settle(
+            conn, [Settlement(id=s.id, token=s.token, attempt=s.attempt, result="ok", policy=POLICY)
+                   for s in sends.claims], now=now,
+        )  # fmt: skip
+        if not (fired.count or fired.dropped or expired or won or sends.claims or sends.ended):
+            return
+    raise AssertionError("there is no end to it")
+
+
+def came_to(history: History) -> dict[str, list[Any]]:
+    """What it comes to for those who ask neither when nor by whom a thing was done.
+
+    Events of two transactions in one stream may stand in either order; `broken` looks at those that may not.
+    """
+    keys = {row.id: row.key for row in history.outbox}
+    return {
+        "log": sorted((row.stream, row.entry_id) for row in history.log),
+        "inbox": sorted((row.stream, row.event_id, row.reason) for row in history.inbox),
+        "queues": [(row.stream, row.state) for row in history.queues],
+        "outbox": sorted((row.key, row.status, row.attempt, row.epoch) for row in history.outbox),
+        "timers": [(row.stream, row.key, row.status, row.generation) for row in history.timers],
+        "runs": sorted((row.stream, row.claim_token.split("-")[0], str(row.end_reason)) for row in history.runs),
+        "steps": sorted((keys[row.entity], str(row.from_status), row.reason_code) for row in history.transitions),
+        "alerts": sorted((row.code, row.subject, row.rung_at is None) for row in history.alerts),
+    }
+
+
+def exact(history: History) -> str:
+    """All rows, as a text."""
+    return repr([getattr(history, name) for name in TABLES])
+
+
+def plain(answer: Any) -> Any:
+    """An answer without what the moment decides: times, positions, and whether the stream has more events by now."""
+    if isinstance(answer, Exception):
+        return type(answer).__name__
+    return _without(msgspec.to_builtins(answer), _OF_THE_MOMENT)
+
+
+def _without(value: Any, names: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(part, names) for name, part in value.items() if name not in names}
+    return [_without(part, names) for part in value] if isinstance(value, list) else value
