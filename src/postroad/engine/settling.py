@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger
@@ -21,6 +22,12 @@ SETTLE_MAX = 500
 _Claim = tuple[str, str]  # a dispatch's id and the claim's token
 
 
+class _Result(NamedTuple):
+    sender: str
+    stream: str  # '': its outcome is no event
+    settlement: Settlement
+
+
 class Settler:
     """Holds the results of attempts until they are settled, and settles those that are there together.
 
@@ -30,8 +37,7 @@ class Settler:
     def __init__(self, parts: Parts, settled: Callable[[], None]) -> None:
         self._parts = parts
         self._tell = settled
-        self._results: dict[_Claim, tuple[str, Settlement]] = {}
-        self._streams: set[str] = set()  # the dispatches among them whose outcome is an event
+        self._results: dict[_Claim, _Result] = {}
         self._refused: dict[_Claim, int] = {}  # since when the database refuses a result
         self._settling: asyncio.Task[None] | None = None
         self.load: Counter[str] = Counter()
@@ -41,10 +47,8 @@ class Settler:
 
     def add(self, sender: str, result: Settlement, *, stream: str) -> None:
         """Take over the result of an attempt, and settle it together with what else there is."""
-        self._results[result.id, result.token] = (sender, result)
+        self._results[result.id, result.token] = _Result(sender, stream, result)
         self.load[sender] += 1
-        if stream:
-            self._streams.add(result.id)
         self.begin()
 
     def begin(self) -> asyncio.Task[None]:
@@ -64,7 +68,7 @@ class Settler:
     async def _settle_all(self) -> None:
         try:
             while self._results:
-                await self._settle_some([result for _, result in islice(self._results.values(), SETTLE_MAX)])
+                await self._settle_some([one.settlement for one in islice(self._results.values(), SETTLE_MAX)])
         except Exception:
             self.hindered = True
             raise
@@ -81,16 +85,19 @@ class Settler:
     async def _settle_group(self, batch: list[Settlement]) -> None:
         settled = await self._settle(batch)
         failpoint("dispatch.after_settle")
-        self._parts.wakeups.announce(self._news(settled))
+        self._parts.wakeups.announce(self._news(batch, settled))
         if settled:
             self._forget(batch)
         for one in settled:
             count_end(self._parts, one)
         self._tell()
 
-    def _news(self, settled: Sequence[Settled]) -> set[Topic]:
+    def _news(self, batch: list[Settlement], settled: Sequence[Settled]) -> set[Topic]:
         """The loops that have work now: outcomes are events, and the end of a dispatch may be an alert."""
-        told = any(one.id in self._streams and one.status != Status.PENDING for one in settled)
+        told = any(
+            end.status != Status.PENDING and self._results[one.id, one.token].stream
+            for one, end in zip(batch, settled, strict=False)
+        )
         died = any(one.status in (Status.DEAD_LETTER, Status.EXPIRED) for one in settled)
         return {*(("turns",) if told else ()), *(("timers",) if died else ())}
 
@@ -123,10 +130,8 @@ class Settler:
     def _forget(self, batch: list[Settlement]) -> None:
         for one in batch:
             claim = (one.id, one.token)
-            sender, _ = self._results.pop(claim)
-            self.load[sender] -= 1
+            self.load[self._results.pop(claim).sender] -= 1
             self._refused.pop(claim, None)
-            self._streams.discard(one.id)
 
     async def _settle(self, batch: list[Settlement]) -> list[Settled]:
         database = self._parts.database
