@@ -21,6 +21,9 @@ import pytest
 
 from tests import postgres_server
 
+# Before a suite is imported: its assertions then tell what they compared.
+pytest.register_assert_rewrite("postroad.testing.contracts", "postroad.testing.zombies")
+
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 

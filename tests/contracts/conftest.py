@@ -18,9 +18,6 @@ from postroad.model.clock import FakeClock
 from postroad.store import dialects, schema
 from postroad.store.database import Database
 
-# Before a suite is imported: its assertions then tell what they compared.
-pytest.register_assert_rewrite("postroad.testing.contracts", "postroad.testing.zombies")
-
 Run = Callable[..., Any]
 WAYS = ("direct", "atransact", "run_sync")
 

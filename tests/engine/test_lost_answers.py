@@ -1,12 +1,15 @@
 """COMMITs that happened, or did not, and whose answer was lost: looked up by token, never run again blindly."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from postroad import Kind, Postroad, Turn
-from postroad.model.errors import CommitUnknown
+from postroad.engine.dispatcher import Dispatcher
+from postroad.engine.running import build
+from postroad.model.errors import CommitUnknown, DatabaseBusy
 from postroad.store import runs
 from postroad.testing import Harness
 from tests.engine.conftest import Open
@@ -46,6 +49,22 @@ def lose_one_answer(h: Harness, monkeypatch: pytest.MonkeyPatch, of: str, *, hap
     return lost
 
 
+def fail_one_read(h: Harness, monkeypatch: pytest.MonkeyPatch, of: str) -> list[str]:
+    """Have the next read whose function bears this name fail, as if the database were away."""
+    database: Any = h.post.database
+    original: Callable[..., Any] = database._read
+    failed: list[str] = []
+
+    def read(fn: Any, args: Any, kwargs: Any) -> Any:
+        if fn.__name__ == of and not failed:
+            failed.append(of)
+            raise DatabaseBusy("away")
+        return original(fn, args, kwargs)
+
+    monkeypatch.setattr(database, "_read", read)
+    return failed
+
+
 @Happened
 def test_a_claim_of_dispatches(harness: Open, monkeypatch: pytest.MonkeyPatch, happened: bool) -> None:
     """A claim that happened is carried out under its token, one that did not is simply made again."""
@@ -71,6 +90,33 @@ def test_a_settle(harness: Open, monkeypatch: pytest.MonkeyPatch, happened: bool
     h.drain()
     row = post.dispatches.get("k")
     assert row is not None
+    assert seen == ["send k 1"]
+    assert [t["to_status"] for t in row.history] == ["pending", "delivering", "delivered"]
+
+
+@Happened
+def test_a_settle_that_cannot_be_looked_up_at_once(
+    harness: Open, monkeypatch: pytest.MonkeyPatch, happened: bool
+) -> None:
+    """A database that crashes in COMMIT is away right afterwards: the results wait until it can be asked."""
+    post, seen = app()
+    h = harness(post, senders="run")
+    with post.begin() as tx:
+        tx.send("mail", {}, key="k")
+    lose_one_answer(h, monkeypatch, "settle", happened=happened)
+    asked = fail_one_read(h, monkeypatch, "unsettled")
+    (dispatcher,) = (loop for loop in build(post.parts()) if isinstance(loop, Dispatcher))
+
+    async def work() -> None:
+        await dispatcher.step()
+        with pytest.raises(DatabaseBusy):
+            await dispatcher.finish()
+        await dispatcher.finish()
+
+    asyncio.run(work())
+    row = post.dispatches.get("k")
+    assert row is not None
+    assert asked == ["unsettled"]
     assert seen == ["send k 1"]
     assert [t["to_status"] for t in row.history] == ["pending", "delivering", "delivered"]
 

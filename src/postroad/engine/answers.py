@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger
-from postroad.model.errors import ConcurrencyConflict, DuplicateEntry, PostroadError, StaleClaim
+from postroad.model.errors import CommitUnknown, ConcurrencyConflict, DuplicateEntry, PostroadError, StaleClaim
 from postroad.model.lifecycle import RunEnd
 from postroad.model.rows import Hold, TurnClaim, TurnCommit
-from postroad.store import queues, turns
+from postroad.store import queues, runs, turns
 
 ANSWERS_MAX = 100
 
@@ -33,6 +33,14 @@ class Answers:
         """Commit these together; if that cannot be, each alone, so that one that is refused hinders no other."""
         try:
             done = await self._parts.database.atransact(turns.commit, commits)
+        except CommitUnknown:
+            # All of them or none: the run of any of them knows.
+            if await self._parts.database.aread(runs.ended, commits[0].claim.run_id) is None:
+                await self.commit(commits)
+                return
+            for commit in commits:
+                ended(self._parts, commit.claim, RunEnd.COMMITTED)
+            self._parts.wakeups.announce(("turns", "sends", "timers"))
         except PostroadError:
             for commit in commits:
                 await self._commit_one(commit)

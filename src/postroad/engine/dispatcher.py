@@ -98,8 +98,9 @@ class Dispatcher(Loop):
         self._crowded = len(self._wants()) < len(self._senders)
         return self._crowded
 
-    def _room(self) -> None:
-        if self._crowded:
+    def _room(self, again: bool = False) -> None:
+        """There may be room for another send, or (`again`) another time at which one is due."""
+        if self._crowded or again:
             self.wake()
 
     async def finish(self) -> None:

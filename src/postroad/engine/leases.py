@@ -92,6 +92,10 @@ class Keeper:
                 self._drop(held)
 
     def _drop(self, held: _Held) -> None:
+        with self._changed:
+            ours = self._held.get(held.hold.subject) is held
+        if not ours:  # its run has ended meanwhile, and let it go
+            return
         self.let_go(held.hold)
         self._telemetry.emit("lease.lost", subject=held.hold.subject)
         held.lost()

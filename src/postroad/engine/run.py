@@ -138,7 +138,7 @@ class Run:
         try:
             done = await self._commit(turn.commit_at(decided_at, self._reasons), write if records.writes else None)
         except DuplicateEntry:
-            if await self.parts.database.atransact(turns.drop_landed, self.hold):
+            if await self._patiently(lambda: self.parts.database.atransact(turns.drop_landed, self.hold)):
                 self._ended(RunEnd.CONFLICT)
                 self.parts.wakeups.announce(("turns",))
             else:
@@ -222,7 +222,7 @@ class Run:
             delay = BACKOFF.delay(claim.attempt, self.parts.entropy.fraction(), floor)
             await self._back_off(delay, said, RunEnd.FAILED)
         elif len(claim.events) > 1:
-            await self.parts.database.atransact(queues.split, self.hold, error=said)
+            await self._patiently(lambda: self.parts.database.atransact(queues.split, self.hold, error=said))
             self._ended(RunEnd.FAILED, said)
             self.parts.wakeups.announce(("turns",))
         else:
@@ -235,12 +235,15 @@ class Run:
         self.parts.wakeups.announce(("turns", "timers"))
 
     async def _back_off(self, delay: int, said: str, end: RunEnd) -> None:
-        await self.parts.database.atransact(
-            queues.back_off, self.hold, delay=delay, error=said, end=end, lock=partial(queues.lock, holds=[self.hold])
+        database, lock = self.parts.database, partial(queues.lock, holds=[self.hold])
+        await self._patiently(
+            lambda: database.atransact(queues.back_off, self.hold, delay=delay, error=said, end=end, lock=lock)
         )
         self._ended(end, said)
         if delay == 0:
             self.parts.wakeups.announce(("turns",))
+        else:
+            self.parts.wakeups.ping(("turns",))  # to learn when it is over
 
     async def _aborted(self, why: str) -> None:
         if why == "lease lost":
@@ -250,7 +253,7 @@ class Run:
 
     async def _look_up(self) -> None:
         """The COMMIT's answer was lost: the run's row knows whether it happened."""
-        end = await self.parts.database.aread(runs.ended, self.claim.run_id)
+        end = await self._patiently(lambda: self.parts.database.aread(runs.ended, self.claim.run_id))
         if end is None:
             await self._back_off(0, "the answer of COMMIT was lost; it had not happened", RunEnd.CONFLICT)
         else:

@@ -108,8 +108,12 @@ class Runtime:
             finishing.cancel()
 
     async def _finish(self) -> None:
+        """Finish every loop; one that cannot, since the database is away, hinders no other."""
         for loop in self.loops:
-            await loop.finish()
+            try:
+                await loop.finish()
+            except Exception as error:
+                logger.error("%s: not everything could be finished: %s", loop.name, error)
 
 
 async def drain(loops: Sequence[Loop]) -> None:

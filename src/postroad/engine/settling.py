@@ -31,14 +31,15 @@ class _Result(NamedTuple):
 class Settler:
     """Holds the results of attempts until they are settled, and settles those that are there together.
 
-    `settled` is called whenever there is room again for others.
+    `settled` is called whenever there is room again for others, with whether some of them are to be sent again.
     """
 
-    def __init__(self, parts: Parts, settled: Callable[[], None]) -> None:
+    def __init__(self, parts: Parts, settled: Callable[[bool], None]) -> None:
         self._parts = parts
         self._tell = settled
         self._results: dict[_Claim, _Result] = {}
         self._refused: dict[_Claim, int] = {}  # since when the database refuses a result
+        self._unknown: set[_Claim] = set()  # what a COMMIT was about whose answer was lost
         self._settling: asyncio.Task[None] | None = None
         self.load: Counter[str] = Counter()
         """How many results of each sender wait: they take room as what is being sent does."""
@@ -68,6 +69,7 @@ class Settler:
     async def _settle_all(self) -> None:
         try:
             while self._results:
+                await self._look_up()
                 await self._settle_some([one.settlement for one in islice(self._results.values(), SETTLE_MAX)])
         except Exception:
             self.hindered = True
@@ -90,7 +92,7 @@ class Settler:
             self._forget(batch)
         for one in settled:
             count_end(self._parts, one)
-        self._tell()
+        self._tell(any(one.status == Status.PENDING for one in settled))
 
     def _news(self, batch: list[Settlement], settled: Sequence[Settled]) -> set[Topic]:
         """The loops that have work now: outcomes are events, and the end of a dispatch may be an alert."""
@@ -139,11 +141,21 @@ class Settler:
         try:
             return await database.atransact(dispatches.settle, batch, lock=lock, urgent=True)
         except CommitUnknown:
-            # What has happened must not be settled again: it would look like a late claimant's.
-            left = await database.aread(dispatches.unsettled, batch)
-            self._parts.wakeups.announce(("turns", "timers"))
-            self._forget([one for one in batch if one.id not in left])
+            self._unknown.update((one.id, one.token) for one in batch)
+            await self._look_up()
             return []
+
+    async def _look_up(self) -> None:
+        """Let go of what a COMMIT without an answer has settled.
+
+        Before that is known nothing is settled: what was settled once more would look like a late claimant's.
+        """
+        asked = [self._results[claim].settlement for claim in sorted(self._unknown) if claim in self._results]
+        if asked:
+            left = await self._parts.database.aread(dispatches.unsettled, asked)
+            self._unknown.clear()
+            self._parts.wakeups.announce(("turns", "timers"))
+            self._forget([one for one in asked if one.id not in left])
 
 
 def _look_at(settling: asyncio.Task[None]) -> None:

@@ -90,7 +90,9 @@ class Database:
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self._following = None if clock or self.is_sqlite else FollowingClock(SystemClock())
         self.clock: Clock = clock or self._following or SystemClock()
-        self._executor = executor or (Threads(plain=1) if self.is_sqlite else Threads(plain=6, urgent=2, group=2))
+        self._executor = executor or (
+            Threads(plain=1) if self.is_sqlite else Threads(plain=6, urgent=2, group=2, alone=2)
+        )
         self._waiting = Waiting()
         # On the user's engine: handlers may hold its every connection for longer than a lease, and what is urgent
         # must not wait for them. The pool's own way to connect, beside the pool; as many as there are urgent threads.
@@ -193,7 +195,7 @@ class Database:
         members = self._waiting.take()
         for member in self._write_group(members):
             try:
-                self._executor.submit(partial(self._write_alone, member))
+                self._executor.submit(partial(self._write_alone, member), lane="alone")
             except RuntimeError:  # closed; what was taken on is written all the same
                 self._write_alone(member)
 

@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
-from postroad.model.errors import DatabaseBusy, DatabaseReplaced, InvalidInput, Refused
+from postroad.model.errors import DatabaseBusy, DatabaseReplaced, InvalidInput, Refused, TransactionAborted
 from postroad.store import sqlite_file, urls
 from postroad.store.statements import OURS_OPTION, SCHEMA_OPTION
 
@@ -340,6 +340,8 @@ def users_plans(conn: Connection) -> Iterator[None]:
     if ours:
         conn.exec_driver_sql(_TRUST)
     yield
+    if aborted(conn):
+        raise TransactionAborted
     if ours:
         conn.exec_driver_sql(_DISTRUST)
 

@@ -6,11 +6,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, Protocol, TypeVar
 
 R = TypeVar("R")
-Lane = Literal["plain", "urgent", "group"]
+Lane = Literal["plain", "urgent", "group", "alone"]
 
 
 class Executor(Protocol):
-    """Runs whole transactions. Urgent ones (renewals, settles) have a lane of their own, and so have groups."""
+    """Runs whole transactions. Urgent ones (renewals, settles) have a lane of their own.
+
+    So have groups, and those whose members wait for somebody else's lock and must be written alone.
+    """
 
     def submit(self, call: Callable[[], R], *, lane: Lane = "plain") -> Future[R]:
         """Run the call, at once or in another thread."""
@@ -40,11 +43,11 @@ class Threads:
     A lane without threads of its own uses the plain ones. The fewer threads groups have, the larger they get.
     """
 
-    def __init__(self, *, plain: int, urgent: int = 0, group: int = 0) -> None:
+    def __init__(self, *, plain: int, urgent: int = 0, group: int = 0, alone: int = 0) -> None:
         self._plain = ThreadPoolExecutor(plain, thread_name_prefix="postroad-db")
         self._lanes = {
             lane: ThreadPoolExecutor(threads, thread_name_prefix=f"postroad-db-{lane}")
-            for lane, threads in (("urgent", urgent), ("group", group))
+            for lane, threads in (("alone", alone), ("urgent", urgent), ("group", group))
             if threads
         }
 
@@ -52,7 +55,7 @@ class Threads:
         return self._lanes.get(lane, self._plain).submit(call)
 
     def close(self) -> None:
-        # Groups first: what must be written alone is handed on to the plain ones.
+        # Groups first: what must be written alone is handed on.
         for pool in (*reversed(self._lanes.values()), self._plain):
             pool.shutdown(wait=True)
 
