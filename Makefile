@@ -27,15 +27,15 @@ demo: install ## Run the freight demo (POSTGRES=1: on an embedded Postgres)
 	$(BIN)/postroad demo $(if $(filter-out 0,$(POSTGRES)),--postgres)
 
 test: install ## Run the tests, then the contracts on the standard library's SQLite (ARGS='-k outbox')
-	POSTROAD_TEST_SQLITE=bundled $(PYTEST) -n $(WORKERS) --dist loadgroup --ignore tests/system $(ARGS)
+	POSTROAD_TEST_SQLITE=bundled $(PYTEST) -n $(WORKERS) --dist loadgroup --ignore tests/system --ignore tests/races $(ARGS)
 	@if [ -d tests/contracts ] && [ -z "$(ARGS)" ]; then set -x; \
 		POSTROAD_TEST_SQLITE=stdlib $(PYTEST) tests/contracts -k sqlite; fi
 
-test-system: install ## Run the tests of two versions on one database, which build wheels
-	$(PYTEST) tests/system $(ARGS)
+test-system: install ## Run what takes real processes, kills and stalls, two versions on one database, and every race
+	POSTROAD_TEST_SQLITE=bundled $(PYTEST) -n $(WORKERS) --dist loadgroup tests/system tests/races $(ARGS)
 
 coverage: install ## Measure branch coverage (coverage loads the standard library's SQLite, so the tests use it too)
-	POSTROAD_TEST_SQLITE=stdlib $(BIN)/coverage run -m pytest --ignore tests/system $(ARGS)
+	POSTROAD_TEST_SQLITE=stdlib $(BIN)/coverage run -m pytest --ignore tests/system --ignore tests/races $(ARGS)
 	$(BIN)/coverage report
 
 check: install ## Lint, format check, types, floors, style ratchet

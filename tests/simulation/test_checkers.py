@@ -1,6 +1,7 @@
 """Each checker fails on a bad history: a good one with one thing changed."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ def recorded() -> History:
 def history(recorded: History) -> History:
     """The same with rows that can be changed."""
     loose = {
-        name: [SimpleNamespace(**row._mapping) for row in getattr(recorded, name)]
+        name: [SimpleNamespace(**row._asdict()) for row in getattr(recorded, name)]
         for name in (*TABLES, "landed", "rang")
     }
     return msgspec.structs.replace(
@@ -140,10 +141,37 @@ def start_after_budget(h: History) -> None:
 
 
 def settle_for_another(h: History) -> None:
-    id = sent(h).id
-    ours = [one for one in h.sends if one[1] == id]
-    place = h.sends.index(ours[-1])
-    h.sends.insert(place, ("another", id, 7))
+    start = start_of(h)
+    taken_over = SimpleNamespace(**vars(start))
+    taken_over.metadata = '{"attempt":2,"epoch":0}'
+    taken_over.from_status = "delivering"
+    h.transitions.insert(h.transitions.index(start) + 1, taken_over)
+
+
+def settle_twice(h: History) -> None:
+    row = sent(h)
+    result = first(h.transitions, entity=row.id, reason_code="dispatch.delivered.transport_ok")
+    again = SimpleNamespace(**vars(result))
+    again.reason_code, again.from_status = "dispatch.stale.transport_ok", "delivered"
+    h.transitions.insert(h.transitions.index(result) + 1, again)
+
+
+def take_over_from_the_living(h: History) -> None:
+    h.options = msgspec.structs.replace(h.options, pauses=0, jumps=0, lost_commit=0, latency=0)
+    place = next(number for number, (_, _, what) in enumerate(h.sends) if isinstance(what, int))
+    h.sends.insert(place + 1, ("another", h.sends[place][1], 7))
+
+
+def keep_half_a_block(h: History) -> None:
+    blocks = Counter(call.block for call in h.ledger.accepted("publish"))
+    block = max(blocks, key=blocks.__getitem__)
+    h.log[:] = [row for row in h.log if row.entry_id != lonely(h, block)]
+
+
+def lonely(h: History, block: int) -> str:
+    """An event of this block that nothing else asked for."""
+    times = Counter(call.key for call in h.ledger.calls)
+    return next(call.key for call in h.ledger.accepted("publish") if call.block == block and times[call.key] == 1)
 
 
 def arrive_as(**about: Any) -> Callable[[History], None]:
@@ -181,6 +209,7 @@ def start_of(h: History) -> Any:
 BAD: dict[str, Callable[[History], None]] = {
     "L1": change(lambda h: h.log[0], seq=7_000),
     "L2": change_the_past,
+    "L4": keep_half_a_block,
     "L5": change(lambda h: h.ledger.accepted("publish")[0], key="gone"),
     "L6": refuse_what_landed,
     "L7": offer_late,
@@ -214,7 +243,9 @@ BAD: dict[str, Callable[[History], None]] = {
     "O10": retry_too_soon,
     "O11": start_after_budget,
     "O12": change(sent, expires_at=0),
+    "O14": take_over_from_the_living,
     "O15": arrive_as(body='{"take":9}'),
+    "O16": settle_twice,
     "O17": remove("log", outcome_of),
     "O18": lambda h: h.alerts.append(SimpleNamespace(code="x", subject="y", rung_at=1)),
 }  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from postroad import Dispatch, Kind, Postroad, Turn
 from postroad.engine.worker import Worker
 from postroad.model.clock import SECOND, FakeClock
+from postroad.model.errors import CommitUnknown
 from postroad.store import migrations, queues
 from postroad.store.database import Database
 from postroad.store.executor import Inline
@@ -82,3 +83,24 @@ def test_a_partial_of_an_async_sender_is_awaited() -> None:
             tx.send(NOTE, {"n": 1}, key="k")
         harness.drain()
     assert sent == ["k"]
+
+
+async def test_a_loop_that_cannot_finish_hinders_no_other(post: Postroad) -> None:
+    """What one loop raises while the process ends takes nothing from the grace of those after it."""
+    runtime = post.runtime()
+    finished: list[str] = []
+
+    async def fails() -> None:
+        raise CommitUnknown("the answer of marking an alert was lost")
+
+    async def finishes(name: str) -> None:
+        finished.append(name)
+
+    first, *others = runtime.loops
+    first.finish = fails
+    for loop in others:
+        loop.finish = partial(finishes, loop.name)
+    stop = asyncio.Event()
+    stop.set()
+    await runtime.run(stop)
+    assert finished == [loop.name for loop in others]

@@ -56,7 +56,9 @@ def open_engine(database: str | URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         urls.refuse_memory(url)
         return configure_sqlite(
-            create_engine(url, connect_args=_sqlite_module_args(), hide_parameters=True, execution_options=_OURS)
+            create_engine(
+                url, connect_args={"timeout": BUSY_MILLISECONDS / 1000}, hide_parameters=True, execution_options=_OURS
+            )
         )
     engine = create_engine(
         url,
@@ -108,10 +110,6 @@ def check_source(database: object) -> None:
         urls.parsed(database)
     elif hasattr(database, "sync_engine") or not isinstance(database, Engine):
         check_engine(database)
-
-
-def _sqlite_module_args() -> dict[str, Any]:
-    return {"timeout": BUSY_MILLISECONDS / 1000}
 
 
 def check_engine(engine: object) -> Engine:

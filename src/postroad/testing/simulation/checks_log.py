@@ -7,8 +7,8 @@ from itertools import pairwise
 import msgspec
 
 from postroad.testing.simulation.history import History, grouped
-from postroad.testing.simulation.ledger import Answer
-from postroad.testing.simulation.workload import NOTED, ORDER, Noted, Order
+from postroad.testing.simulation.ledger import Answer, Call
+from postroad.testing.simulation.workload import NOTED, Noted
 
 _OURS = ("evt:", "out:", "postroad.")
 
@@ -16,7 +16,7 @@ _OURS = ("evt:", "out:", "postroad.")
 def l1_dense(h: History) -> Iterator[str]:
     """A stream's entries are numbered 1 … n, and its version is n."""
     versions = {row.id: row.version for row in h.streams}
-    for stream, rows in h.logs().items():
+    for stream, rows in h.logs.items():
         if [row.seq for row in rows] != list(range(1, len(rows) + 1)):
             yield f"{stream}: {[row.seq for row in rows]}"
         if versions.get(stream) != len(rows):
@@ -25,26 +25,31 @@ def l1_dense(h: History) -> Iterator[str]:
 
 def l2_immutable(h: History) -> Iterator[str]:
     """What stood in a log before stands there now, unchanged."""
-    now = h.logs()
-    for stream, rows in (h.before.logs() if h.before else {}).items():
+    now = h.logs
+    for stream, rows in (h.before.logs if h.before else {}).items():
         if now.get(stream, [])[: len(rows)] != rows:
             yield f"{stream}: the first {len(rows)} entries have changed"
 
 
+def l4_all_or_none(h: History) -> Iterator[str]:
+    """Of what a client asked for in one transaction, and nobody else asked for, everything is there or nothing."""
+    places = present(h)
+    times = Counter((call.verb, call.key) for call in h.ledger.calls)
+    decided = {step.name for order in h.orders.values() for step in order.steps}
+    for block, calls in grouped(h.ledger.calls, "block").items():
+        own = [call for call in calls if times[call.verb, call.key] == 1 and call.key not in decided]
+        there = [call.key for call in own if place(call) in places]
+        if block and 0 < len(there) < len(own):
+            yield f"block {block}: of {[call.key for call in own]} only {there} are there"
+
+
 def l5_durable(h: History) -> Iterator[str]:
     """Whatever was answered with success is there: events, dispatches, timers, and the client's own rows."""
-    events = h.known()
-    keys = {row.key for row in h.outbox}
-    timers = {(row.stream, row.key) for row in h.timers}
+    places = present(h)
     for call in h.ledger.calls:
         if call.answer is not Answer.OK:
             continue
-        found = {
-            "publish": (call.stream, call.key) in events,
-            "send": call.key in keys,
-            "timer": (call.stream, call.key) in timers,
-        }
-        if not found[call.verb]:
+        if place(call) not in places:
             yield f"{call.verb} {call.key} of {call.stream} was accepted and is gone"
         if call.joined and call.key not in h.written:
             yield f"{call.verb} {call.key}: the row beside it is gone"
@@ -53,15 +58,26 @@ def l5_durable(h: History) -> Iterator[str]:
 def l6_no_garbage(h: History) -> Iterator[str]:
     """There is no event that nobody published, and a client's own row is there only with what it stands beside."""
     asked = {(call.stream, call.key) for call in h.ledger.attempted("publish")}
-    asked |= {(step.name, step.kind) for _, order in orders(h) for step in order.steps if step.do == "publish"}
-    known = h.known()
-    for stream, name in known:
+    asked |= {(step.name, step.kind) for order in h.orders.values() for step in order.steps if step.do == "publish"}
+    for stream, name in h.known:
         if not name.startswith(_OURS) and (stream, name) not in asked:
             yield f"{name} of {stream} was never published"
-    names = {name for _, name in known} | {row.key for row in h.outbox}
+    places = present(h)
     for call in h.ledger.calls:
-        if call.joined and call.key in h.written and call.key not in names:
+        if call.joined and call.key in h.written and place(call) not in places:
             yield f"{call.key}: the client's row is there, ours is not"
+
+
+def present(h: History) -> set[tuple[str, str, str]]:
+    """Where the events, dispatches and timers are that there are: verb, stream (none for dispatches) and key."""
+    found = {("publish", *place) for place in h.known}
+    found |= {("send", "", row.key) for row in h.outbox}
+    return found | {("timer", row.stream, row.key) for row in h.timers}
+
+
+def place(call: Call) -> tuple[str, str, str]:
+    """Where is what a call asked for, if it is there."""
+    return call.verb, "" if call.verb == "send" else call.stream, call.key
 
 
 def l7_real_time(h: History) -> Iterator[str]:
@@ -89,7 +105,7 @@ def l8_unique(h: History) -> Iterator[str]:
 
 def l10_fold(h: History) -> Iterator[str]:
     """A fold that was carried on counts what a fold from the start counts: the entries before this turn's."""
-    for stream, rows in h.logs().items():
+    for stream, rows in h.logs.items():
         begins = {run: those[0].seq - 1 for run, those in grouped(rows, "run_id").items()}
         for row in rows:
             if row.kind == NOTED.name:
@@ -131,7 +147,7 @@ def i3_order(h: History) -> Iterator[str]:
 
 def i4_dedupe_honest(h: History) -> Iterator[str]:
     """An id holds what its first publisher said; whoever was accepted under it said the same."""
-    known = h.known()
+    known = h.known
     for call in h.ledger.accepted("publish"):
         row = known.get((call.stream, call.key))
         if row is not None and msgspec.json.decode(row.data) != msgspec.json.decode(call.data):
@@ -149,10 +165,3 @@ def i6_no_stranding(h: History) -> Iterator[str]:
             yield f"{row.event_id} of {row.stream} is neither at the front nor in a queue"
     if h.end and h.queues:
         yield f"queues rows are left at the end: {[row.stream for row in h.queues]}"
-
-
-def orders(h: History) -> Iterator[tuple[tuple[str, str], Order]]:
-    """Every order that there is, by stream and id."""
-    for place, row in h.known().items():
-        if row.kind == ORDER.name:
-            yield place, msgspec.json.decode(row.data, type=Order)

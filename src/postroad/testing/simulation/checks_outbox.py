@@ -11,11 +11,23 @@ from postroad.model.clock import SECOND
 from postroad.model.ids import outcome_id
 from postroad.model.lifecycle import EDGES, TERMINAL, Reason, Status
 from postroad.store.transitions import STALE
-from postroad.testing.simulation.history import History, Rows, grouped
-from postroad.testing.simulation.workload import FLOOR_SECONDS, MAIL, MAIL_BUDGET_SECONDS, PAGE, Message, word_of
+from postroad.testing.simulation.history import History, Rows
+from postroad.testing.simulation.sink import ENDED
+from postroad.testing.simulation.workload import (
+    FLOOR_SECONDS,
+    MAIL,
+    MAIL_BUDGET_SECONDS,
+    PAGE,
+    SMS,
+    STEADY_CAP,
+    STEADY_FIRST,
+    Message,
+    word_of,
+)  # fmt: skip
 
 _BY_THE_SENDER = frozenset({Reason.TRANSPORT_OK, Reason.RETRY_BACKOFF, Reason.PERMANENT, Reason.MAX_ATTEMPTS})
 _DEATHS = frozenset(reason for reason in Reason if reason.startswith("dispatch.dead_letter"))
+WAIT_SECONDS = 0.1
 _AT_LAST_ATTEMPT = frozenset({Reason.MAX_ATTEMPTS, Reason.LEASE_LOST})
 
 
@@ -39,7 +51,7 @@ def o2_no_phantom(h: History) -> Iterator[str]:
 
 def o3_legal(h: History) -> Iterator[str]:
     """A dispatch's history is a path of legal edges from its beginning to the status that it has."""
-    stories = grouped(h.transitions, "entity")
+    stories = h.stories
     for row in h.outbox:
         status = None
         for step in stories.get(row.id, []):
@@ -55,7 +67,7 @@ def o3_legal(h: History) -> Iterator[str]:
 
 def o4_one_claimant(h: History) -> Iterator[str]:
     """Attempts are numbered 1 … n, and a dispatch has a token exactly while it is delivering."""
-    stories = grouped(h.transitions, "entity")
+    stories = h.stories
     for row in h.outbox:
         count = 0
         for step in stories.get(row.id, []):
@@ -72,14 +84,32 @@ def o4_one_claimant(h: History) -> Iterator[str]:
 
 
 def o5_stale_inert(h: History) -> Iterator[str]:
-    """Once a later attempt has begun, the result of an earlier one changes nothing."""
-    begun: dict[str, int] = {}
-    own: dict[tuple[str, str], int] = {}
+    """Once a later attempt has begun, the result of an earlier one changes nothing.
+
+    A process may say late that it has settled: what counts is which attempt the history says was ended so.
+    """
+    own: dict[tuple[str, str], list[int]] = {}
     for life, id, what in h.sends:
+        attempts = own.setdefault((life, id), [])
         if isinstance(what, int):
-            begun[id] = own[life, id] = what
-        elif what in _BY_THE_SENDER and own.pop((life, id), begun.get(id)) != begun.get(id):
-            yield f"{life} has settled {id} as {what} although attempt {begun[id]} had begun elsewhere"
+            attempts.append(what)
+        elif what in _BY_THE_SENDER and attempts:
+            results = _results(h.stories.get(id, []))
+            if all(results.get(attempt) != what for attempt in attempts):
+                said = [results.get(attempt) for attempt in attempts]
+                yield f"{life} has settled {id} as {what}; its history says {said} of its attempts {attempts}"
+
+
+def _results(story: Rows) -> dict[int, str]:
+    """How each attempt of a dispatch ended its claim, by the attempt's number."""
+    found: dict[int, str] = {}
+    begun = 0
+    for step in story:
+        if _starts(step):
+            begun = _meta(step)["attempt"]
+        elif step.reason_code in _BY_THE_SENDER:
+            found.setdefault(begun, step.reason_code)
+    return found
 
 
 def o6_upper_bound(h: History) -> Iterator[str]:
@@ -117,7 +147,7 @@ def o9_explained_duplicates(h: History) -> Iterator[str]:
     for (id, attempt), times in twice.items():
         if times > 1:
             yield f"attempt {attempt} of {id} arrived {times} times"
-    for story in grouped(h.transitions, "entity").values():
+    for story in h.stories.values():
         steps = [step for step in story if step.reason_code not in STALE]
         for before, step in pairwise(steps):
             if _starts(step) and _meta(step)["attempt"] > 1 and not _explains(before):
@@ -129,15 +159,17 @@ def _explains(step: Any) -> bool:
 
 
 def o10_backoff(h: History) -> Iterator[str]:
-    """A Retry-After is never undercut."""
+    """A pause between attempts is never shorter than the schedule says, nor than a Retry-After."""
     for row, story in _stories(h):
         plan = msgspec.json.decode(row.body, type=Message).plan
         for before, step in pairwise(step for step in story if step.reason_code not in STALE):
             if before.reason_code != Reason.RETRY_BACKOFF or not _starts(step):
                 continue
             made = _meta(before)["attempt"]
-            if word_of(plan, made) == "later" and step.at - before.at < FLOOR_SECONDS * SECOND:
-                yield f"{row.key}: attempt {made + 1} came {step.at - before.at} µs after RetryLater"
+            steady = 0 if row.kind == SMS.name else min(STEADY_CAP, STEADY_FIRST * 2 ** (made - 1))
+            least = max(steady, FLOOR_SECONDS if word_of(plan, made) == "later" else 0)
+            if step.at - before.at < least * SECOND:
+                yield f"{row.key}: attempt {made + 1} came {step.at - before.at} µs after attempt {made}"
 
 
 def o11_budget(h: History) -> Iterator[str]:
@@ -157,6 +189,23 @@ def o12_expiry(h: History) -> Iterator[str]:
                 yield f"{row.key}: attempt {_meta(step)['attempt']} started after its deadline"
 
 
+def o14_lease_fits(h: History) -> Iterator[str]:
+    """What a live process sends is taken over by nobody, unless process, clock or database had stood still."""
+    options = h.options
+    if options.pauses or options.jumps or options.lost_commit or options.latency > WAIT_SECONDS:
+        return
+    sending: dict[str, str] = {}
+    for life, id, what in h.sends:
+        if what == ENDED:
+            sending = {each: owner for each, owner in sending.items() if owner != life}
+        elif isinstance(what, int):
+            if id in sending:
+                yield f"{life} sends {id}, attempt {what}, while {sending[id]} does"
+            sending[id] = life
+        else:
+            sending.pop(id, None)
+
+
 def o15_stable_key(h: History) -> Iterator[str]:
     """Every attempt carries the same body and a true number, and says so if an earlier one has arrived."""
     rows = {row.id: row for row in h.outbox}
@@ -172,9 +221,18 @@ def o15_stable_key(h: History) -> Iterator[str]:
             yield f"{arrival.key} arrived again and did not say that it may"
 
 
+def o16_one_result(h: History) -> Iterator[str]:
+    """An attempt has one result: it ended its claim, or came after the claim was over, and never both."""
+    for id, story in h.stories.items():
+        results = [step for step in story if step.reason_code in _BY_THE_SENDER | STALE]
+        for attempt, times in Counter(_meta(step)["attempt"] for step in results).items():
+            if times > 1:
+                yield f"attempt {attempt} of {id} has {times} results"
+
+
 def o17_outcome_routed(h: History) -> Iterator[str]:
     """How a dispatch of a stream ended is an event of the stream, from the same moment on."""
-    known = h.known()
+    known = h.known
     for row in h.outbox:
         told = (row.stream, outcome_id(row.key, row.epoch, row.status)) in known
         if row.stream and row.status in TERMINAL and not told:
@@ -195,7 +253,7 @@ def o18_alerted(h: History) -> Iterator[str]:
 
 
 def _stories(h: History) -> Iterator[tuple[Any, Rows]]:
-    found = grouped(h.transitions, "entity")
+    found = h.stories
     return ((row, found.get(row.id, [])) for row in h.outbox)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from postroad.model.ids import timer_event_id
-from postroad.testing.simulation.checks_log import orders
 from postroad.testing.simulation.history import History, grouped
 from postroad.testing.simulation.workload import AUDIT, NOTED, REPLACED, Noted, Order, Step
 
@@ -18,7 +17,7 @@ def t1_single_effect(h: History) -> Iterator[str]:
     """Of all runs of a turn one commits, and its entries stand together."""
     committed = Counter((run.stream, run.turn_id) for run in h.runs if run.end_reason == "committed")
     yield from (f"turn {turn} of {stream} was committed {n} times" for (stream, turn), n in committed.items() if n > 1)
-    for stream, rows in h.logs().items():
+    for stream, rows in h.logs.items():
         for run, those in grouped(rows, "run_id").items():
             if those[-1].seq - those[0].seq != len(those) - 1:
                 yield f"{stream}: the entries of run {run} are apart"
@@ -54,7 +53,7 @@ def _decided(h: History) -> Iterator[tuple[tuple[str, str], Order]]:
     landed = {(row.stream, row.entry_id): row for row in h.log}
     replaced = [row for row in h.log if row.kind == REPLACED.name]
     instead = {(row.stream, msgspec.json.decode(row.data, type=Noted).event) for row in replaced}
-    for place, order in orders(h):
+    for place, order in h.orders.items():
         row = landed.get(place)
         if row is None or place in instead or row.stream.startswith(AUDIT):
             continue
@@ -73,7 +72,7 @@ def _missing(h: History, stream: str, step: Step) -> Iterator[str]:
             if not rows or (rows[0].stream, rows[0].kind) != (stream, step.kind):
                 yield f"its dispatch {step.name} is missing"
         case "publish":
-            if (step.name, step.kind) not in h.known():
+            if (step.name, step.kind) not in h.known:
                 yield f"its event {step.kind} for {step.name} is missing"
         case "timer" | "rearm":
             if (stream, step.name) not in {(row.stream, row.key) for row in h.timers}:
@@ -115,7 +114,7 @@ def t6_bounded(h: History) -> Iterator[str]:
 
 def m1_not_lost(h: History) -> Iterator[str]:
     """A timer has fired exactly if its event is there; at the end none is armed."""
-    known = h.known()
+    known = h.known
     for row in h.timers:
         event = (row.stream, timer_event_id(row.key, row.generation)) in known
         if event != (row.status == "fired"):
@@ -136,6 +135,6 @@ def m2_not_early(h: History) -> Iterator[str]:
 def m7_known_timer(h: History) -> Iterator[str]:
     """A timer's event belongs to a timer of its stream."""
     ids = {(row.stream, timer_event_id(row.key, g)) for row in h.timers for g in range(row.generation + 1)}
-    for stream, name in h.known():
+    for stream, name in h.known:
         if name.startswith("evt:") and (stream, name) not in ids:
             yield f"{name} of {stream} belongs to no timer"

@@ -1,7 +1,7 @@
 """Clients: they publish, send and arm timers through whatever process lives, and repeat what got no answer."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,48 +15,75 @@ from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.process import Crash, Process
 from postroad.testing.simulation.workload import BY_NAME, ORDER, SMS, Message, Order
 
+RECENT = 20
 _WRITE = text("INSERT INTO sim_written (name) VALUES (:name) ON CONFLICT DO NOTHING")
 # So that every seed sends something.
 _HARMLESS = msgspec.json.encode([SMS.name, Message()]).decode()
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """What a call asks for."""
+
+    verb: str
+    stream: str
+    key: str
+    data: str
+
+
 class Clients:
-    """Draws calls and makes them; each call is one task inside the process through which it goes."""
+    """Draws blocks of calls and makes them; each block is one task inside the process through which it goes."""
 
     def __init__(self, options: Options, ledger: Ledger, note: Callable[[str], None]) -> None:
         self._draws = Draws(options, SeededEntropy(options.seed * 7 + 1))
         self._ledger = ledger
         self._note = note
         self._made = 0
+        self._blocks = 0
         self._repeats = options.repeats
+        self._burst = options.burst
 
-    async def call(self, process: Process) -> None:
-        """Make one call, a new one or one that was made before."""
-        earlier = self._earlier()
-        call = self._new() if earlier is None else self._again(earlier)
-        await self._make(process, call)
+    def begin(self) -> list[Call]:
+        """Draw a block of calls, and write that they begin."""
+        asked, joined = self._unanswered() or self._drawn()
+        self._blocks += 1
+        return [
+            self._ledger.begin(
+                verb=each.verb, stream=each.stream, key=each.key, data=each.data, block=self._blocks, joined=joined
+            )
+            for each in asked
+        ]
 
-    def _earlier(self) -> Call | None:
-        """An unanswered call is usually repeated, an answered one sometimes."""
-        open_ = [call for call in self._ledger.calls[-20:] if call.ended is None or call.answer is Answer.INFO]
-        if open_ and self._draws.chance(0.3):
-            return open_[0]
-        if self._ledger.calls and self._draws.chance(self._repeats):
-            return self._ledger.calls[-1 - int(self._draws.entropy.fraction() * min(10, len(self._ledger.calls)))]
-        return None
+    def _unanswered(self) -> tuple[list[Asked], bool] | None:
+        """A block that got no answer is usually made again."""
+        recent = self._ledger.calls[-RECENT:]
+        open_ = next((call for call in recent if call.ended is None or call.answer is Answer.INFO), None)
+        if open_ is None or not self._draws.chance(0.3):
+            return None
+        return [_asked(call) for call in self._ledger.calls if call.block == open_.block], open_.joined
 
-    def _again(self, call: Call) -> Call:
-        data = call.data
-        if call.verb == "publish" and self._draws.chance(0.1):
-            data = msgspec.json.encode(Order(think=0.001)).decode()
-        return self._begin(call.verb, call.stream, call.key, data, joined=call.joined and data == call.data)
+    def _drawn(self) -> tuple[list[Asked], bool]:
+        size = 1 + int(self._burst * self._draws.entropy.fraction())
+        asked = [self._earlier() or self._new() for _ in range(size)]
+        if self._draws.chance(self._repeats):  # the same once more in one transaction
+            asked.append(asked[0])
+        return asked, self._draws.chance(0.2)
 
-    def _new(self) -> Call:
+    def _earlier(self) -> Asked | None:
+        """One that was made before, as a source does that delivers at least once."""
+        if not self._ledger.calls or not self._draws.chance(self._repeats):
+            return None
+        recent = self._ledger.calls[-RECENT:]
+        call = recent[int(len(recent) * self._draws.entropy.fraction())]
+        other = call.verb == "publish" and self._draws.chance(0.1)
+        data = msgspec.json.encode(Order(think=0.001)).decode() if other else call.data
+        return msgspec.structs.replace(_asked(call), data=data)
+
+    def _new(self) -> Asked:
         self._made += 1
         stream = self._draws.stream()
         verb = self._draws.choice(("publish", "publish", "publish", "publish", "send", "timer"))
         if self._made % 5 == 1:
-            return self._begin("send", stream, f"s{self._made}", _HARMLESS, joined=False)
+            return Asked("send", stream, f"s{self._made}", _HARMLESS)
         key = f"{verb[0]}{self._made}"
         match verb:
             case "publish":
@@ -69,49 +96,54 @@ class Clients:
             case _:
                 data = round(20 * self._draws.entropy.fraction(), 3)
                 self._draws.timers.append((stream, key))
-        joined = verb != "timer" and self._draws.chance(0.2)
-        return self._begin(verb, stream, key, msgspec.json.encode(data).decode(), joined=joined)
+        return Asked(verb, stream, key, msgspec.json.encode(data).decode())
 
-    def _begin(self, verb: str, stream: str, key: str, data: str, *, joined: bool) -> Call:
-        return self._ledger.begin(verb=verb, stream=stream, key=key, data=data, joined=joined)
-
-    async def _make(self, process: Process, call: Call) -> None:
-        self._note(f"call {call.begun} {call.verb} {call.stream} {call.key} via {process.name}")
+    async def make(self, process: Process, block: Sequence[Call]) -> None:
+        """Make the calls of a block in one transaction, and write how they ended."""
+        told = ", ".join(f"{call.verb} {call.stream} {call.key}" for call in block)
+        self._note(f"block {block[0].block} via {process.name}: {told}")
         try:
-            await (self._joined if call.joined else self._alone)(process, call)
-        except (Crash, asyncio.CancelledError, CommitUnknown) as error:
-            self._note(f"call {call.begun} {call.key}: no answer, {type(error).__name__}")
-            if isinstance(error, CommitUnknown):
-                self._ledger.end(call, Answer.INFO, type(error).__name__)
+            await (self._joined if block[0].joined else self._alone)(process, block)
+        except CommitUnknown as error:
+            self._end(block, Answer.INFO, type(error).__name__)
+        except (Crash, asyncio.CancelledError) as error:
+            self._note(f"block {block[0].block}: no answer, {type(error).__name__}")
         except (KeyConflict, TimerConflict) as error:
-            self._end(call, Answer.REFUSED, type(error).__name__)
+            self._end(block, Answer.REFUSED, type(error).__name__)
         except Refused as error:
-            self._end(call, Answer.REFUSED, f"unexpected {type(error).__name__}: {error}")
+            self._end(block, Answer.REFUSED, f"unexpected {type(error).__name__}: {error}")
         else:
-            self._end(call, Answer.OK)
+            self._end(block, Answer.OK)
 
-    def _end(self, call: Call, answer: Answer, error: str = "") -> None:
-        self._ledger.end(call, answer, error)
-        self._note(f"call {call.begun} {call.key}: {answer} {error}")
+    def _end(self, block: Sequence[Call], answer: Answer, error: str = "") -> None:
+        for call in block:
+            self._ledger.end(call, answer, error)
+        self._note(f"block {block[0].block}: {answer} {error}")
 
-    async def _alone(self, process: Process, call: Call) -> None:
+    async def _alone(self, process: Process, block: Sequence[Call]) -> None:
         async with process.post.begin() as tx:
-            _record(tx, call)
+            _record(tx, block)
 
-    async def _joined(self, process: Process, call: Call) -> None:
+    async def _joined(self, process: Process, block: Sequence[Call]) -> None:
         process.check_alive()
         with process.database.engine.begin() as conn:
-            conn.execute(_WRITE, {"name": call.key})
+            for call in block:
+                conn.execute(_WRITE, {"name": call.key})
             with process.post.join(conn) as tx:
-                _record(tx, call)
+                _record(tx, block)
 
 
-def _record(tx: Any, call: Call) -> None:
-    match call.verb:
-        case "publish":
-            tx.publish(call.stream, ORDER, msgspec.json.decode(call.data, type=Order), key=call.key)
-        case "send":
-            kind, message = msgspec.json.decode(call.data, type=tuple[str, Message])
-            tx.send(BY_NAME[kind], message, to=call.stream, key=call.key)
-        case _:
-            tx.set_timer(call.key, after=msgspec.json.decode(call.data), stream=call.stream, data={})
+def _asked(call: Call) -> Asked:
+    return Asked(call.verb, call.stream, call.key, call.data)
+
+
+def _record(tx: Any, block: Sequence[Call]) -> None:
+    for call in block:
+        match call.verb:
+            case "publish":
+                tx.publish(call.stream, ORDER, msgspec.json.decode(call.data, type=Order), key=call.key)
+            case "send":
+                kind, message = msgspec.json.decode(call.data, type=tuple[str, Message])
+                tx.send(BY_NAME[kind], message, to=call.stream, key=call.key)
+            case _:
+                tx.set_timer(call.key, after=msgspec.json.decode(call.data), stream=call.stream, data={})

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from postroad.model.entropy import Entropy
 from postroad.testing.simulation.options import Options
-from postroad.testing.simulation.workload import AUDIT, BY_NAME, LOAD, ROOM, Message, Order, Step
+from postroad.testing.simulation.workload import AUDIT, BY_NAME, LOAD, Message, Order, Step, stream_types
 
 VERBS = (*["send"] * 4, *["timer"] * 2, "rearm", *["cancel"] * 2, "publish", "write", "withdraw")
 
@@ -14,6 +14,7 @@ class Draws:
 
     def __init__(self, options: Options, entropy: Entropy) -> None:
         self._options = options
+        self._types = stream_types(options)
         self.entropy = entropy
         self.keys: list[str] = []
         self.timers: list[tuple[str, str]] = []
@@ -21,7 +22,7 @@ class Draws:
     def stream(self) -> str:
         """The name of one of the streams."""
         number = int(self._options.streams * self.entropy.fraction())
-        return f"{self.choice((LOAD, LOAD, LOAD, ROOM, AUDIT))}/{number}"
+        return f"{self.choice((LOAD, LOAD, *self._types))}/{number}"
 
     def choice(self, among: tuple[str, ...]) -> str:
         """One of these."""
@@ -53,13 +54,13 @@ class Draws:
         """How attempts to send end."""
         if not self.chance(self._options.send_trouble):
             return ["ok"]
-        words = ("lost", "unknown", "later", "giveup", "slow", "late", "stuck", "error")
+        words = ("lost", "unknown", "later", "later", "giveup", "slow", "late", "stuck", "error")
         return [self.choice(words) for _ in range(int(1 + 3 * self.entropy.fraction()))] + [
             self.choice(("ok", "ok", "error"))
         ]
 
     def _steps(self, stream: str, name: str) -> Iterator[Step]:
-        for number in range(int(4 * self.entropy.fraction())):
+        for number in range(int(3.5 * self.entropy.fraction())):
             yield self._step(stream, f"{name}.{number}")
 
     def _step(self, stream: str, name: str) -> Step:
@@ -75,7 +76,7 @@ class Draws:
                 self.timers.append((stream, name))
                 return Step(do, name, after=self._after())
             case "publish":
-                return Step(do, f"{self.choice((LOAD, ROOM, AUDIT))}/other", kind=name)
+                return Step(do, f"{self.choice(self._types)}/other", kind=name)
             case "withdraw":
                 return Step(do, self.choice(tuple(self.keys[-8:])) if self.keys else name)
             case "rearm" | "cancel":

@@ -5,8 +5,8 @@ from random import Random
 from postroad.model.failpoints import FAILPOINTS
 from postroad.testing.simulation.options import Options
 
-SITES_ON = 0.25
-FIRES_MAX = 3
+SITES_ON = 0.4
+FIRES_MAX = 1
 
 
 class Fuse:
@@ -39,16 +39,17 @@ class Faults:
         self.calm = False
         self._rng = rng
         self._latency = options.latency
+        self._gathers = options.gathers
         self._statement = Fuse(rng, options.crash_statement)
-        # A site is on in a quarter of the seeds and goes off a few times at the most, so that the sites that are
-        # passed all the time don't hide the others (FoundationDB's BUGGIFY).
+        # A site is on in some seeds only and goes off once at the most, so that the sites that are passed all the time
+        # don't hide the others (FoundationDB's BUGGIFY).
         self._sites = {name: FIRES_MAX for name in FAILPOINTS if options.crash_failpoint and rng.random() < SITES_ON}
         self._chance = options.crash_failpoint
         self._send = Fuse(rng, options.crash_send)
         self._commit = Fuse(rng, options.lost_commit)
 
     def at_statement(self) -> bool:
-        """Whether to die before or after this statement."""
+        """Whether to die before this statement, which is after the one before it."""
         return not self.calm and self._statement.passes()
 
     def at_failpoint(self, name: str) -> bool:
@@ -68,6 +69,11 @@ class Faults:
 
     def latency(self) -> float:
         """How long the database takes, one way, in seconds."""
-        if self.calm or not self._latency:
-            return 0
-        return round(self._rng.expovariate(1 / self._latency), 6)
+        return self._wait(self._latency)
+
+    def gathers(self) -> float:
+        """How long a writer is busy before it begins its next group, in seconds."""
+        return self._wait(self._gathers)
+
+    def _wait(self, mean: float) -> float:
+        return 0 if self.calm or not mean else round(self._rng.expovariate(1 / mean), 6)

@@ -1,5 +1,6 @@
 """Everything that can be known of a run at one moment: the tables, the sink, the clients' ledger."""
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from postroad.store.statements import Statement
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.sink import Arrival
+from postroad.testing.simulation.workload import ORDER, Order
 
 Rows = list[Any]
 TABLES = ("streams", "log", "inbox", "queues", "outbox", "timers", "runs", "transitions", "alerts")
@@ -32,10 +34,11 @@ INSTRUMENTS = (
 )
 
 
-class History(msgspec.Struct, kw_only=True):
+class History(msgspec.Struct, kw_only=True, dict=True):
     """One moment of a run. Rows have the tables' columns as attributes, in the tables' own order.
 
     `before` is the last moment that was looked at, for what may only grow; `end`: nothing is left to do.
+    What is derived from the rows is derived once.
     """
 
     options: Options
@@ -60,14 +63,27 @@ class History(msgspec.Struct, kw_only=True):
     before: "History | None" = None
     end: bool = False
 
+    @cached_property
     def logs(self) -> dict[str, Rows]:
         """The log's rows by stream, in order."""
         return grouped(self.log, "stream")
 
+    @cached_property
+    def stories(self) -> dict[str, Rows]:
+        """The transitions by dispatch, in order."""
+        return grouped(self.transitions, "entity")
+
+    @cached_property
     def known(self) -> dict[tuple[str, str], Any]:
         """Every event and entry there is, by stream and id: the log's row, else the inbox's."""
         found = {(row.stream, row.event_id): row for row in self.inbox}
         return found | {(row.stream, row.entry_id): row for row in self.log}
+
+    @cached_property
+    def orders(self) -> dict[tuple[str, str], Order]:
+        """Every order that there is, by stream and id."""
+        rows = self.known.items()
+        return {at: msgspec.json.decode(row.data, type=Order) for at, row in rows if row.kind == ORDER.name}
 
 
 def grouped(rows: Rows, *names: str) -> dict[Any, Rows]:

@@ -1,6 +1,7 @@
 """What clients know: which of their calls were answered with success, refused, or not answered at all."""
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -16,13 +17,15 @@ class Answer(StrEnum):
 class Call(msgspec.Struct, kw_only=True):
     """One call of a client. `begun` and `ended` are places in the one order of all beginnings and ends.
 
-    `verb` is publish, send or timer; `joined`: in the client's own transaction, beside a row of its own.
+    `verb` is publish, send or timer; `block`: calls with the same number are one transaction; `joined`: in the
+    client's own transaction, beside a row of its own.
     """
 
     verb: str
     stream: str
     key: str
     data: str
+    block: int = 0
     joined: bool = False
     begun: int
     ended: int | None = None
@@ -37,9 +40,9 @@ class Ledger:
         self.calls: list[Call] = []
         self._order = 0
 
-    def begin(self, *, verb: str, stream: str, key: str, data: str, joined: bool = False) -> Call:
+    def begin(self, *, verb: str, stream: str, key: str, data: str, **about: Any) -> Call:
         """Write that a call begins; if its client dies, that is all that will be known of it."""
-        call = Call(verb=verb, stream=stream, key=key, data=data, joined=joined, begun=self._next())
+        call = Call(verb=verb, stream=stream, key=key, data=data, begun=self._next(), **about)
         self.calls.append(call)
         return call
 

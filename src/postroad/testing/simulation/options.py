@@ -1,14 +1,23 @@
 """What a seed decides before its run: how large everything is, and which faults there are (a swarm)."""
 
+from collections.abc import Iterable
 from random import Random
 
 import msgspec
 
-OPERATIONS = 30
+OPERATIONS = 200
+# What can be switched off, one by one: how a failure gets smaller.
+TROUBLES = (
+    "kills", "shutdowns", "pauses", "jumps", "crash_statement", "crash_failpoint", "crash_send", "lost_commit",
+    "latency", "gathers", "send_trouble", "turn_trouble", "repeats", "think",
+)  # fmt: skip
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """One seed's run. Times in seconds; a rate is a probability at each place it concerns.
+
+    An operation is one publish, send or timer of a client; a client makes up to `burst` of them in one transaction,
+    and is answered for each. `gathers` is how long, on average, a writer is busy before it begins its next group.
 
     Each fault is on in about half of the seeds (Groce and others, "Swarm Testing", ISSTA 2012): faults that
     are always on hide what only happens without them.
@@ -18,6 +27,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     operations: int
     processes: int
     streams: int
+    rooms: bool
+    audits: bool
     concurrency: int
     poll: float
     lease: float
@@ -25,6 +36,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     send_timeout: float = 4
     grace: float
     pace: float
+    burst: int
     think: float
     send_attempts: int
     turn_attempts: int
@@ -38,13 +50,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pauses: int
     jumps: int
     latency: float
+    gathers: float
     send_trouble: float
     turn_trouble: float
     repeats: float
 
 
-def draw(seed: int, *, operations: int = OPERATIONS) -> Options:
-    """The options of a seed."""
+def draw(seed: int, *, operations: int = OPERATIONS, without: Iterable[str] = ()) -> Options:
+    """The options of a seed, without some of its troubles."""
+    return msgspec.structs.replace(_drawn(seed, operations), **dict.fromkeys(without, 0))
+
+
+def _drawn(seed: int, operations: int) -> Options:
     rng = Random(f"{seed}/options")
 
     def sometimes(value: float, otherwise: float = 0) -> float:
@@ -53,28 +70,32 @@ def draw(seed: int, *, operations: int = OPERATIONS) -> Options:
     return Options(
         seed=seed,
         operations=operations,
-        processes=rng.choice((1, 2, 2, 3, 3)),
+        processes=rng.choice((1, 2, 2, 3)),
         streams=rng.choice((1, 2, 4, 8)),
+        rooms=rng.random() < 0.4,
+        audits=rng.random() < 0.4,
         concurrency=rng.choice((1, 2, 4)),
-        poll=rng.choice((1, 3, 6)),
-        lease=rng.choice((6, 6, 24, 48)),
+        poll=rng.choice((3, 6)),
+        lease=rng.choice((6, 12, 24, 48, 48)),
         turn_timeout=rng.choice((15, 60)),
-        grace=rng.choice((0.5, 5, 25)),
-        pace=rng.choice((0.02, 0.3, 1)),
-        think=sometimes(rng.choice((0.5, 4, 12))),
+        grace=rng.choice((0.1, 1, 25)),
+        pace=rng.choice((0.02, 0.2, 0.6)),
+        burst=rng.choice((6, 12, 24)),
+        think=rng.choice((0, 0.2, 1, 5)),
         send_attempts=rng.choice((1, 2, 3, 5)),
-        turn_attempts=rng.choice((1, 2, 3)),
+        turn_attempts=rng.choice((1, 2, 3, 3)),
         hints=rng.random() < 0.5,
-        crash_statement=sometimes(rng.choice((1 / 200, 1 / 500))),
-        crash_failpoint=sometimes(rng.choice((0.05, 0.3))),
-        crash_send=sometimes(rng.choice((0.05, 0.2))),
+        crash_statement=sometimes(rng.choice((1 / 150, 1 / 500))),
+        crash_failpoint=sometimes(rng.choice((0.1, 0.5))),
+        crash_send=sometimes(rng.choice((0.05, 0.1))),
         lost_commit=sometimes(rng.choice((0.01, 0.05))),
         kills=1 + rng.randrange(3),
-        shutdowns=int(sometimes(1 + rng.randrange(2))),
+        shutdowns=int(sometimes(1 + rng.randrange(3))),
         pauses=int(sometimes(1 + rng.randrange(4))),
         jumps=int(sometimes(1 + rng.randrange(3))),
         latency=sometimes(rng.choice((0.01, 0.2, 1.5))),
+        gathers=sometimes(rng.choice((0.02, 0.2, 1))),
         send_trouble=sometimes(rng.choice((0.2, 0.6)), 0.05),
-        turn_trouble=sometimes(rng.choice((0.1, 0.3)), 0.03),
+        turn_trouble=sometimes(rng.choice((0.05, 0.15)), 0.02),
         repeats=sometimes(0.2, 0.05),
     )

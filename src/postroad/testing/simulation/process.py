@@ -2,29 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
-
-from sqlalchemy import event
+from typing import Any, Protocol
 
 from postroad.engine.app import Postroad
-from postroad.engine.leases import Keeper
 from postroad.engine.listener import Listener
 from postroad.engine.loop import Parts
 from postroad.engine.running import Runtime
-from postroad.engine.telemetry import Telemetry
 from postroad.engine.wakeups import Topic, Wakeups
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.dispatches import Alert, Dispatch
 from postroad.model.entropy import SeededEntropy
-from postroad.store.database import Database, Lock
-from postroad.store.executor import Inline, outcome
+from postroad.store.database import Database
 from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.stepped import SteppedCalls, SteppedDatabase, SteppedKeeper
 from postroad.testing.simulation.workload import Message, Outside, declare
 
-R = TypeVar("R")
-RENEW_EVERY_SECONDS = 1.0
 CURRENT: ContextVar["Process | None"] = ContextVar("simulated process", default=None)
 
 
@@ -42,14 +35,20 @@ class World(Protocol):
     def note(self, what: str) -> None:
         """Write a line of the run's log."""
 
-    def at_statement(self, process: "Process", when: str, sql: str) -> None:
-        """A statement of the process is about to run, or has run: may raise Crash."""
+    def at_statement(self, process: "Process", sql: str) -> None:
+        """A statement of the process is about to run: may raise Crash."""
 
     def at_send(self, process: "Process", when: str) -> None:
         """A message is about to arrive, or has arrived: may raise Crash."""
 
     def latency(self) -> float:
         """How long the database takes to hear, or to answer, in seconds."""
+
+    def gathers(self) -> float:
+        """How long the writer is busy before it begins the next group, in seconds."""
+
+    def grouped(self, process: "Process", members: int) -> None:
+        """The process is about to write so many members in one transaction."""
 
     def arrived(self, process: "Process", dispatch: Dispatch[Message]) -> None:
         """A message has arrived."""
@@ -68,107 +67,6 @@ class World(Protocol):
 
     def died(self, process: "Process", where: str) -> None:
         """The process has died and will be buried."""
-
-
-class SimulatedDatabase(Database):
-    """Everything inline, with the waits of a slow database, and refused once its process is dead."""
-
-    def __init__(self, process: "Process") -> None:
-        super().__init__(process.world.url, clock=process.world.clock, executor=Inline())
-        self._process = process
-        event.listen(self.engine, "connect", self._prepare)
-        event.listen(self.engine, "checkin", _let_go)
-        event.listen(self.engine, "close", _let_go)
-        event.listen(self.engine, "before_cursor_execute", self._before)
-        event.listen(self.engine, "after_cursor_execute", self._after)
-
-    async def atransact(
-        self,
-        fn: Callable[..., R],
-        *args: Any,
-        lock: Lock | None = None,
-        urgent: bool = False,
-        **kwargs: Any,
-    ) -> R:
-        return await self._slowly(lambda: self.transact(fn, *args, lock=lock, urgent=urgent, **kwargs))
-
-    async def aread(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        return await self._slowly(lambda: self.read(fn, *args, **kwargs))
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        self._process.check_alive()
-        return super()._run(*args, **kwargs)
-
-    def _read(self, *args: Any, **kwargs: Any) -> Any:
-        self._process.check_alive()
-        return super()._read(*args, **kwargs)
-
-    async def _slowly(self, call: Callable[[], R]) -> R:
-        """The call's result, after the wait for the database and the wait for its answer."""
-        heard, told = self._process.waits()
-        answer: Future[R] = Future()
-        loop = asyncio.get_running_loop()
-
-        def tell(done: Future[R]) -> None:
-            error = done.exception()
-            if error is None:
-                answer.set_result(done.result())
-            else:
-                answer.set_exception(error)
-
-        def run() -> None:
-            done = Inline().submit(call)
-            if told:
-                loop.call_later(told, tell, done)
-            else:
-                tell(done)
-
-        if heard:
-            loop.call_later(heard, run)
-        else:
-            run()
-        return await outcome(answer)
-
-    def _prepare(self, connection: Any, _record: object) -> None:
-        # Processes die here, the machine does not: what was written stays written.
-        connection.execute("PRAGMA synchronous = OFF")
-        # In one thread nobody would ever let go of a lock that somebody waits for.
-        connection.execute("PRAGMA busy_timeout = 0")
-        connection.create_function("sim_now", 0, self._process.world.clock.wall)
-
-    def _before(self, conn: Any, cursor: Any, sql: str, *_: Any) -> None:
-        self._process.world.at_statement(self._process, "before", sql)
-
-    def _after(self, conn: Any, cursor: Any, sql: str, *_: Any) -> None:
-        self._process.world.at_statement(self._process, "after", sql)
-
-
-def _let_go(connection: Any, _record: object) -> None:
-    # A process that died has lost its locks at once, not when it is buried, nor when its cursors are collected.
-    if connection is not None:
-        connection.rollback()
-
-
-class SteppedKeeper(Keeper):
-    """Renews from a task of the one event loop instead of a thread."""
-
-    def __init__(self, database: Database, telemetry: Telemetry, process: "Process") -> None:
-        super().__init__(database, telemetry)
-        self._process = process
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.ensure_future(self._renew_on())
-
-    def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _renew_on(self) -> None:
-        while True:
-            await asyncio.sleep(self._process.pause() or RENEW_EVERY_SECONDS)
-            if not self._process.pause():
-                self.renew()
 
 
 class Hints(Listener):
@@ -201,7 +99,8 @@ class Process:
         self.stop = asyncio.Event()
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.paused_until = 0
-        self.database = SimulatedDatabase(self)
+        self.paused_over = ("", "")
+        self.database = SteppedDatabase(world.url, clock=world.clock, place=self)
         self.post = Postroad(world.url)
         outside = Outside(arrive=self._arrive, tried=world.tried, ring=world.rang, alive=lambda: not self.dead)
         declare(self.post, world.options, outside, faxes=faxes)
@@ -215,6 +114,7 @@ class Process:
     def _parts(self) -> Parts:
         parts = self.post.parts(poll=round(self.world.options.poll * SECOND))
         parts.keeper = SteppedKeeper(self.database, parts.telemetry, self)
+        parts.calls = SteppedCalls()
         return parts
 
     async def run(self) -> None:
@@ -225,6 +125,11 @@ class Process:
         """Raise Crash in whatever a dead process still tries to do."""
         if self.dead:
             raise Crash
+
+    def at_statement(self, sql: str) -> None:
+        """A statement is about to run: may raise Crash."""
+        self.check_alive()
+        self.world.at_statement(self, sql)
 
     def die(self, where: str) -> None:
         """Die here: nothing that this process does has any effect from now on."""
@@ -239,8 +144,15 @@ class Process:
 
     def waits(self) -> tuple[float, float]:
         """The waits before and after a transaction, in seconds."""
-        stopped = self.pause()
-        return max(self.world.latency(), stopped), self.world.latency()
+        return self.world.latency(), self.world.latency()
+
+    def gathers(self) -> float:
+        """How long the writer is busy before it begins the next group, in seconds."""
+        return self.world.gathers()
+
+    def grouped(self, members: int) -> None:
+        """So many members are about to be written in one transaction."""
+        self.world.grouped(self, members)
 
     def _arrive(self, dispatch: Dispatch[Message]) -> None:
         self.check_alive()

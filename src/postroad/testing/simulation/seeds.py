@@ -1,11 +1,13 @@
 """Playing seeds: each in a folder of its own, with its own clock and loop, and a verdict."""
 
+import gc
 import hashlib
 import logging
+import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -20,11 +22,11 @@ from postroad.store import migrations
 from postroad.store.database import Database
 from postroad.store.executor import Inline
 from postroad.testing.simulation.history import INSTRUMENTS, History, tables
-from postroad.testing.simulation.options import OPERATIONS, Options, draw
+from postroad.testing.simulation.options import OPERATIONS, TROUBLES, Options, draw
 from postroad.testing.simulation.virtual import VirtualLoop
 from postroad.testing.simulation.world import Run
 
-_AS_DRAWN: Mapping[str, Any] = {}
+_INVARIANT = re.compile(r"^([A-Z]+\d+ [a-z ]+):", re.MULTILINE)
 COMMAND = "python -m postroad.testing.simulation"
 
 
@@ -32,6 +34,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a seed. `error` is None if every invariant held; `history` is the last moment that was checked."""
 
     options: Options
+    without: Sequence[str] = ()
     error: str | None
     lines: list[str]
     digest: str
@@ -40,9 +43,20 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     history: History | None = None
 
     @property
+    def invariants(self) -> list[str]:
+        """The invariants that did not hold, each once."""
+        return list(dict.fromkeys(_INVARIANT.findall((self.error or "").partition(": ")[2])))
+
+    @property
+    def broken(self) -> list[str]:
+        """The invariants that did not hold, or the name of what was raised instead."""
+        return [] if self.error is None else self.invariants or [self.error.partition(":")[0]]
+
+    @property
     def replay(self) -> str:
         """The command that plays this seed again."""
-        return f"{COMMAND} --seed {self.options.seed} --operations {self.options.operations}"
+        without = f" --without {','.join(self.without)}" if self.without else ""
+        return f"{COMMAND} --seed {self.options.seed} --operations {self.options.operations}{without}"
 
     def failure(self, *, last: int = 40) -> str:
         """The story of a failed seed: what is wrong, the end of its log, and how to play it again."""
@@ -50,9 +64,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return f"seed {self.options.seed}: {self.error}\n{self.options}\n{told}\nreplay: {self.replay}"
 
 
-def play(seed: int, *, operations: int = OPERATIONS, changes: Mapping[str, Any] = _AS_DRAWN) -> Verdict:
-    """Play one seed; `changes` replace some of its options."""
-    options = msgspec.structs.replace(draw(seed, operations=operations), **changes)
+def play(seed: int, *, operations: int = OPERATIONS, without: Sequence[str] = ()) -> Verdict:
+    """Play one seed, without some of its troubles if so asked."""
+    options = draw(seed, operations=operations, without=without)
     with tempfile.TemporaryDirectory(prefix="postroad-sim-") as folder, _quiet():
         path = Path(folder) / "sim.db"
         path.write_bytes(_template())
@@ -61,7 +75,7 @@ def play(seed: int, *, operations: int = OPERATIONS, changes: Mapping[str, Any] 
         counts = Counter(run.counts)
         counts["arrivals"] = len(run.sink.arrivals)
         return Verdict(
-            options=options, error=error, lines=run.lines, digest=_digest(run, path), counts=counts,
+            options=options, without=without, error=error, lines=run.lines, digest=_digest(run, path), counts=counts,
             virtual_seconds=clock.monotonic() / 1e6, history=run.seen,
         )  # fmt: skip
 
@@ -110,21 +124,51 @@ def _instrument(conn: Connection, *, now: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The product logs failures with their tracebacks; here they are planned by the hundred."""
+    """No log, for the failures here are planned by the hundred; no collector of garbage, for a run is soon over."""
     logger = logging.getLogger("postroad")
-    before = logger.disabled
+    before, collecting = logger.disabled, gc.isenabled()
     logger.disabled = True
+    gc.disable()
     try:
         yield
     finally:
         logger.disabled = before
+        if collecting:
+            gc.enable()
 
 
-def play_twice(seed: int, *, operations: int = OPERATIONS) -> Verdict:
+def play_twice(seed: int, *, operations: int = OPERATIONS, without: Sequence[str] = ()) -> Verdict:
     """Play one seed twice: a difference in log or database is hidden nondeterminism, and fails the seed."""
-    first, second = play(seed, operations=operations), play(seed, operations=operations)
+    first, second = (play(seed, operations=operations, without=without) for _ in range(2))
     if first.digest == second.digest:
         return first
     pairs: Any = zip([*first.lines, "(end)"], [*second.lines, "(end)"], strict=False)
     split = next((pair for pair in pairs if pair[0] != pair[1]), ("same log", "other rows"))
-    return msgspec.structs.replace(first, error=f"two runs differ:\n  {split[0]}\n  {split[1]}")
+    return msgspec.structs.replace(first, error=f"Nondeterminism: two runs differ\n  {split[0]}\n  {split[1]}")
+
+
+def shrink(failed: Verdict) -> Verdict:
+    """A smaller run that breaks one of the same invariants: fewer operations, and no trouble that it does not need."""
+    smallest = failed
+    for without in [()] + [(name,) for name in TROUBLES if getattr(failed.options, name)]:
+        smallest = _smaller(smallest, smallest.options.operations, without)
+        smallest = _shorter(smallest)
+    return smallest
+
+
+def _shorter(failed: Verdict) -> Verdict:
+    """The same with as few operations as still fail, if more never hide what fewer show."""
+    enough, smallest = 0, failed
+    while smallest.options.operations - enough > 1:
+        middle = (enough + smallest.options.operations) // 2
+        tried = _smaller(smallest, middle)
+        if tried is smallest:
+            enough = middle
+        smallest = tried
+    return smallest
+
+
+def _smaller(failed: Verdict, operations: int, without: Sequence[str] = ()) -> Verdict:
+    """The smaller run if it fails in the same way, else the one given."""
+    tried = play(failed.options.seed, operations=operations, without=(*failed.without, *without))
+    return tried if set(tried.broken) & set(failed.broken) else failed

@@ -1,11 +1,11 @@
 """Where messages arrive: the world outside, which remembers everything and survives every crash."""
 
-import hashlib
-
 import msgspec
 
 from postroad.model.clock import FakeClock
 from postroad.model.dispatches import Alert
+
+ENDED = "ended"
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 class Sink:
     """Everything that arrived, in order, every alert that rang, every call of a handler (stream, turn, attempt).
 
-    `sends` is how sends began (life, id, attempt) and were settled (life, id, reason) as the processes said it.
+    `sends` is how sends began (life, id, attempt) and were settled (life, id, reason) as the processes said it, and
+    where a process's life ended (life, "", ENDED).
     """
 
     def __init__(self, clock: FakeClock) -> None:
@@ -44,8 +45,3 @@ class Sink:
     def ring(self, alert: Alert) -> None:
         """Take an alert in."""
         self.rung.append(alert)
-
-
-def digest(text: str) -> str:
-    """A short fingerprint of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -27,6 +27,8 @@ from postroad.testing.simulation.options import Options
 LOAD, ROOM, AUDIT = "load", "room", "audit"
 FLOOR_SECONDS = 3.0
 MAIL_BUDGET_SECONDS = 30
+# Every kind but SMS is retried after these times exactly, doubled each time up to the cap; SMS with jitter.
+STEADY_FIRST, STEADY_CAP = 2, 16
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,35 +87,44 @@ class Outside(msgspec.Struct, frozen=True):
 
 def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bool) -> None:
     """Declare the simulated program; only one that `faxes` carries out the kind of that name."""
-    wide, lease = options.concurrency, options.lease
-    send = partial(_send, outside=outside)
     quick = Retry(attempts=options.send_attempts, first=1, cap=8)
-    thrifty = Retry(attempts=options.send_attempts + 2, first=4, cap=20, budget=MAIL_BUDGET_SECONDS, jitter=False)
-    handlers.sender(SMS, timeout=options.send_timeout, lease=lease, retry=quick, concurrency=wide)(send)
-    handlers.sender(MAIL, timeout=options.send_timeout, lease=lease, retry=thrifty, concurrency=wide)(send)
-    handlers.sender(PAGE, timeout=options.send_timeout, lease=lease, retry=quick, concurrency=wide, on_failure="alert")(
-        send
+    steady = Retry(attempts=options.send_attempts, first=STEADY_FIRST, cap=STEADY_CAP, jitter=False)
+    thrifty = Retry(
+        attempts=options.send_attempts + 2, first=STEADY_FIRST, cap=STEADY_CAP, budget=MAIL_BUDGET_SECONDS, jitter=False
     )
-    handlers.sender(PAY, timeout=options.send_timeout, lease=lease, retry=quick, concurrency=wide, on_unknown="park")(
-        send
-    )
-    if faxes:
-        handlers.sender(FAX, timeout=options.send_timeout, lease=lease, retry=quick, concurrency=wide)(send)
-    else:
-        handlers.elsewhere(FAX)
+    special: dict[str, dict[str, Any]] = {
+        SMS.name: {"retry": quick},
+        MAIL.name: {"retry": thrifty},
+        PAGE.name: {"on_failure": "alert"},
+        PAY.name: {"on_unknown": "park"},
+        FAX.name: {},
+    }
+    for kind in KINDS:
+        if kind is FAX and not faxes:
+            handlers.elsewhere(FAX)
+            continue
+        common: dict[str, Any] = {"timeout": options.send_timeout, "lease": options.lease, "retry": steady}
+        about = common | special[kind.name]
+        handlers.sender(kind, concurrency=options.concurrency, **about)(partial(_send, outside=outside))
     _declare_turns(handlers, options, partial(_decide, outside=outside))
     handlers.alert_sink(outside.ring)
 
 
 def _declare_turns(handlers: Handlers, options: Options, decide: Callable[[Turn], Any]) -> None:
-    for stream_type, debounce in ((LOAD, 0), (ROOM, 1)):
+    for stream_type in stream_types(options):
+        if stream_type == AUDIT:
+            handlers.recorded(AUDIT)
+            continue
         handlers.turn(
-            stream_type, debounce=debounce, debounce_max=3, concurrency=options.concurrency,
+            stream_type, debounce=1 if stream_type == ROOM else 0, debounce_max=3, concurrency=options.concurrency,
             attempts=options.turn_attempts, timeout=options.turn_timeout, lease=options.lease, on_duplicate=_replace,
         )(decide)  # fmt: skip
-    handlers.recorded(AUDIT)
-    for stream_type in (LOAD, ROOM):
         handlers.filter(stream_type, OUTCOME)(_delivered)
+
+
+def stream_types(options: Options) -> tuple[str, ...]:
+    """The types of streams that a seed has: loads always; rooms debounce, audits are recorded only."""
+    return (LOAD, *([ROOM] if options.rooms else []), *([AUDIT] if options.audits else []))
 
 
 def _delivered(event: Event) -> str | None:

@@ -22,14 +22,16 @@ from postroad.testing.simulation.clients import Clients
 from postroad.testing.simulation.faults import Faults
 from postroad.testing.simulation.history import History, instruments, tables
 from postroad.testing.simulation.ledger import Ledger
-from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.options import OPERATIONS, Options
 from postroad.testing.simulation.process import CURRENT, Crash, Process
-from postroad.testing.simulation.sink import Sink
+from postroad.testing.simulation.sink import ENDED, Sink
+from postroad.testing.simulation.sometimes import reached
 from postroad.testing.simulation.workload import Message
 
 HEAL_SECONDS = 1_800
 LOOK_EVERY_SECONDS = 2.0
-LONGER_AT_MOST = 5  # times its operations, if a seed has shown nothing by then
+AT_ONCE = 0.3  # the share of blocks that come at the same moment as the one before
+LONGER_AT_MOST = 3  # times its operations, while nothing that was published has been accepted
 SURVIVOR = "p0"
 
 
@@ -54,6 +56,7 @@ class Run:
         self._processes: list[Process] = []
         self._lives = 0
         self._over = False
+        self._pauses: list[str] = []
         self._fallen: asyncio.Queue[Process] = asyncio.Queue()
         self._trouble: list[str] = []
         self.seen: History | None = None
@@ -90,58 +93,71 @@ class Run:
         task.result()
 
     async def _operations(self) -> None:
-        disturbances = self._disturbances()
-        for number in range(LONGER_AT_MOST * self.options.operations):
-            if number >= self.options.operations and not self._lacking():
-                break
-            await asyncio.sleep(round(self._rng.expovariate(1 / self.options.pace), 6))
-            for kind in disturbances.get(number, []):
-                self._disturb(kind)
-            self.counts["operations"] += 1
+        made, disturbances = 0, self._disturbances()
+        longest = LONGER_AT_MOST * self.options.operations
+        while made < self.options.operations or (made < longest and not self.ledger.accepted("publish")):
+            if self._rng.random() > AT_ONCE:
+                await asyncio.sleep(round(self._rng.expovariate(1 / self.options.pace), 6))
+            while disturbances and disturbances[0][0] <= made:
+                self._disturb(disturbances.pop(0)[1], await self._someone())
             process = self._rng.choice(await self._someone())
-            self._inside(process, self._clients.call(process))
+            block = self._clients.begin()
+            made += len(block)
+            self.counts["blocks"] += 1
+            self._inside(process, self._clients.make(process, block))
+        self.counts["operations"] += made
         await asyncio.sleep(self._rng.random() * 20)
 
-    def _disturbances(self) -> dict[int, list[str]]:
-        """What happens before which operation."""
+    def _disturbances(self) -> list[tuple[int, str]]:
+        """What happens after how many operations, in order. Fewer operations than usual are the same, cut short."""
         options = self.options
-        planned: dict[int, list[str]] = {}
         kinds = {"kill": options.kills, "shutdown": options.shutdowns, "pause": options.pauses, "jump": options.jumps}
-        for kind, times in kinds.items():
-            for _ in range(times):
-                planned.setdefault(self._rng.randrange(2, options.operations), []).append(kind)
-        return planned
+        before = max(options.operations, OPERATIONS) - options.burst
+        return sorted((self._rng.randrange(before), kind) for kind, times in kinds.items() for _ in range(times))
 
-    def _disturb(self, kind: str) -> None:
+    def _disturb(self, kind: str, alive: list[Process]) -> None:
         if kind == "jump":
             by = self._rng.choice((-1, 1)) * self._rng.choice((1, 20, 200))
             self.note(f"the clock jumps by {by} s")
+            self.counts["jump forward" if by > 0 else "jump back"] += 1
             self.clock.jump(by)
             return
-        process = self._rng.choice(self._alive() or [None])
-        if process is None:
+        if kind == "pause":
+            # In the midst of a send or of a turn, so that it comes back with results of a claim that is over.
+            self._pauses.append(self._rng.choice(("send", "turn")))
             return
+        process = self._rng.choice(alive)
         self.note(f"{kind} of {process.name}")
         self.counts[kind] += 1
-        match kind:
-            case "kill":
-                process.dead = True
-                self.died(process, "kill")
-            case "shutdown":
-                process.stop.set()
-            case "pause":
-                # One that is busy, so that it comes back with results of claims that are over.
-                process = max(self._alive(), key=lambda one: len(one.tasks))
-                process.paused_until = self.clock.monotonic() + round(
-                    self._rng.uniform(0.5, 3) * self.options.lease * SECOND
-                )
+        if kind == "kill":
+            process.dead = True
+            self.died(process, "kill")
+        else:
+            process.stop.set()
+
+    def _pause_in(self, work: str, subject: str, process: Process) -> None:
+        """Stop a process that has begun such work, if that is to be, until soon after another has begun the same."""
+        now = self.clock.monotonic()
+        for other in self._processes:
+            if other is not process and other.paused_over == (work, subject) and other.pause():
+                other.paused_until = min(other.paused_until, now + round(self._rng.random() * SECOND))
+        if work not in self._pauses or self.faults.calm:
+            return
+        self._pauses.remove(work)
+        leases = self._rng.uniform(0.9, 2)
+        self.note(f"{process.name} is stopped for {leases:.1f} leases at most in a {work}")
+        self.counts["long pause"] += leases > 1
+        process.paused_over = (work, subject)
+        process.paused_until = now + round(leases * self.options.lease * SECOND)
 
     async def _someone(self) -> list[Process]:
         """The processes that live, as soon as there is one."""
-        while True:
-            if alive := self._alive():
-                return alive
+        until = self.clock.monotonic() + HEAL_SECONDS * SECOND
+        while not (alive := self._alive()):
             await asyncio.sleep(0.5)
+            if self.clock.monotonic() > until:
+                raise Unexpected(f"{[process.name for process in self._processes]} neither end nor come back")
+        return alive
 
     def _alive(self) -> list[Process]:
         return [process for process in self._processes if not process.dead and not process.stop.is_set()]
@@ -161,7 +177,12 @@ class Run:
             await process.run()
         except Crash:
             return
+        except Exception as error:
+            self._trouble.append(f"{process.name} did not end in order: {type(error).__name__}: {error}")
+        if process.dead:
+            return
         self.note(f"{process.name} has ended")
+        self.sink.sends.append((process.life, "", ENDED))
         process.dead = True
         self._fallen.put_nowait(process)
 
@@ -207,17 +228,9 @@ class Run:
             if self.clock.monotonic() > until:
                 raise InvariantBroken(f"G3 liveness: after {HEAL_SECONDS} s\n" + self._left())
         self.verify(end=True)
-        self._count_reached()
-        self._never_pass_on_nothing()
-
-    def _count_reached(self) -> None:
-        """Which ends, of turns and of dispatches, this run has seen: a state that no seed reaches is not tested."""
         assert self.seen is not None
-        self.counts.update(f"run {run.end_reason}" for run in self.seen.runs)
-        self.counts.update(step.reason_code for step in self.seen.transitions)
-        self.counts.update(f"timer {timer.status}" for timer in self.seen.timers)
-        self.counts.update(f"call {call.answer}" for call in self.ledger.calls)
-        self.counts.update(f"dead {row.reason}" for row in self.seen.inbox)
+        self.counts.update(reached(self.seen))
+        self._never_pass_on_nothing()
 
     def _is_quiet(self) -> bool:
         """Nothing waits, nobody sends, every alert has rung, and the one process lives."""
@@ -229,7 +242,10 @@ class Run:
     def _left(self) -> str:
         found = self._observer.read(tables)
         rows = [row for row in found["outbox"] if row.status in ("pending", "delivering")]
-        rows += [row for row in found["timers"] if row.status == "armed"] + found["queues"] + found["inbox"]
+        rows += [row for row in found["timers"] if row.status == "armed"] + found["queues"]
+        rows += [row for row in found["inbox"] if row.reason is None]
+        rows += [row for row in found["alerts"] if row.rung_at is None]
+        rows += [f"{process.name} still lives" for process in self._processes if process.name != SURVIVOR]
         return "\n".join(map(str, rows))
 
     def _never_pass_on_nothing(self) -> None:
@@ -265,11 +281,11 @@ class Run:
         """Write a line of the run's log."""
         self.lines.append(f"{self.clock.monotonic() / SECOND:.6f} {what}")
 
-    def at_statement(self, process: Process, when: str, sql: str) -> None:
-        """A statement of the process is about to run, or has run: may raise Crash."""
-        self.counts["statements"] += when == "before"
+    def at_statement(self, process: Process, sql: str) -> None:
+        """A statement of the process is about to run: may raise Crash."""
+        self.counts["statements"] += 1
         if self.faults.at_statement():
-            process.die(f"{when} {' '.join(sql.split())[:60]}")
+            process.die(f"before {' '.join(sql.split())[:60]}")
 
     def at_send(self, process: Process, when: str) -> None:
         """A message is about to arrive, or has arrived: may raise Crash."""
@@ -282,8 +298,10 @@ class Run:
         if process is None:
             return
         process.check_alive()
+        self.counts[f"passed {name}"] += 1
         if name in ("commit.before", "commit.after") and self.faults.at_commit():
-            self.counts["commits lost"] += 1
+            self.counts[f"lost {name}"] += 1
+            self.counts["group lost"] += process.database.writes_several
             self.note(f"{process.name} loses the answer of COMMIT, {name}")
             raise CommitUnknown("simulated")
         if self.faults.at_failpoint(name):
@@ -293,6 +311,16 @@ class Run:
     def latency(self) -> float:
         """How long the database takes to hear, or to answer, in seconds."""
         return self.faults.latency()
+
+    def gathers(self) -> float:
+        """How long the writer is busy before it begins the next group, in seconds."""
+        return self.faults.gathers()
+
+    def grouped(self, process: Process, members: int) -> None:
+        """The process is about to write so many members in one transaction."""
+        self.note(f"{process.name} writes a group of {members}")
+        self.counts["group of several"] += 1
+        self.counts["grouped"] += members
 
     def arrived(self, process: Process, dispatch: Dispatch[Message]) -> None:
         """A message has arrived."""
@@ -307,6 +335,9 @@ class Run:
         """A handler was called."""
         self.note(f"turn of {stream} runs, attempt {attempt}")
         self.sink.tried.append((stream, turn, attempt))
+        process = CURRENT.get()
+        assert process is not None
+        self._pause_in("turn", stream, process)
 
     def rang(self, alert: Alert) -> None:
         """An alert has rung."""
@@ -327,6 +358,7 @@ class Run:
         self.note(f"{process.name} {name} {said}")
         if name == "dispatch.sending":
             self.sink.sends.append((process.life, values["id"], values["attempt"]))
+            self._pause_in("send", values["id"], process)
         elif name == "dispatch.settled" and not values["stale"]:
             self.sink.sends.append((process.life, values["id"], str(values["reason"])))
         error = values.get("error")
@@ -336,7 +368,9 @@ class Run:
     def died(self, process: Process, where: str) -> None:
         """The process has died and will be buried."""
         self.counts["crashes"] += 1
+        self.counts["group crash"] += process.database.writes_several
         self.note(f"crash of {process.name} {where}")
+        self.sink.sends.append((process.life, "", ENDED))
         self._fallen.put_nowait(process)
 
 

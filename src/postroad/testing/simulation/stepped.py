@@ -1,0 +1,209 @@
+"""What a simulated process does itself where a real one has threads: its transactions, calls and renewals."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import event
+
+from postroad.engine.calls import Abort, CallResult, InlineCalls, RealCalls
+from postroad.engine.declarations import is_async
+from postroad.engine.leases import Keeper
+from postroad.engine.telemetry import Telemetry
+from postroad.model.clock import Clock
+from postroad.store.database import Database, Lock
+from postroad.store.executor import Inline, Lane, outcome
+from postroad.store.groups import Item, Member, Verb
+
+R = TypeVar("R")
+RENEW_EVERY_SECONDS = 1.0
+LOOK_SECONDS = 0.25  # how often a stopped process looks whether it may go on
+
+
+class Place(Protocol):
+    """What the parts of a simulated process need to know of it. Waits are in seconds."""
+
+    def check_alive(self) -> None:
+        """Raise Crash in whatever a dead process still tries to do."""
+
+    def at_statement(self, sql: str) -> None:
+        """A statement is about to run: may raise Crash."""
+
+    def pause(self) -> float:
+        """For how long the process is stopped (SIGSTOP)."""
+
+    def waits(self) -> tuple[float, float]:
+        """The waits before and after a transaction."""
+
+    def gathers(self) -> float:
+        """How long the writer is busy before it begins the next group."""
+
+    def grouped(self, members: int) -> None:
+        """So many members are about to be written in one transaction."""
+
+
+class _Executor(Inline):
+    """Runs transactions at once, and groups later: what comes meanwhile joins them."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def submit(self, call: Callable[[], R], *, lane: Lane = "plain") -> Future[R]:
+        if lane != "group":
+            return super().submit(call)
+        answer: Future[R] = Future()
+        _later(self._place, self._place.gathers(), partial(self._run, call, answer))
+        return answer
+
+    def _run(self, call: Callable[[], R], answer: Future[R]) -> None:
+        _copy(answer, super().submit(call))
+
+
+class SteppedDatabase(Database):
+    """Transactions in the one thread there is, with the waits of a slow database; groups are a step of their own."""
+
+    def __init__(self, url: str, *, clock: Clock, place: Place) -> None:
+        super().__init__(url, clock=clock, executor=_Executor(place))
+        self._place = place
+        self.writes_several = False
+        event.listen(self.engine, "do_connect", self._before_connect)
+        event.listen(self.engine, "connect", self._connected)
+        event.listen(self.engine, "checkin", _let_go)
+        event.listen(self.engine, "close", _let_go)
+
+    async def atransact(
+        self, fn: Callable[..., R], *args: Any, lock: Lock | None = None, urgent: bool = False, **kwargs: Any
+    ) -> R:
+        return await self._slowly(lambda: self.transact(fn, *args, lock=lock, urgent=urgent, **kwargs))
+
+    async def aread(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        return await self._slowly(lambda: self.read(fn, *args, **kwargs))
+
+    async def agroup(self, verb: Verb[Item, R], item: Item) -> R:
+        _, told = self._place.waits()
+        written: Future[R] = self._join(verb, item)
+        answer: Future[R] = Future()
+        written.add_done_callback(partial(_tell, answer, told))
+        return await outcome(answer)
+
+    def _write_group(self, members: list[Member]) -> list[Member]:
+        self.writes_several = len(members) > 1
+        if self.writes_several:
+            self._place.grouped(len(members))
+        try:
+            return super()._write_group(members)
+        finally:
+            self.writes_several = False
+
+    async def _slowly(self, call: Callable[[], R]) -> R:
+        """The call's result, after the wait for the database and the wait for its answer."""
+        heard, told = self._place.waits()
+        if not (heard or told or self._place.pause()):
+            try:
+                return call()
+            finally:
+                await asyncio.sleep(0)
+        answer: Future[R] = Future()
+        _later(self._place, heard, lambda: _tell(answer, told, Inline().submit(call)))
+        return await outcome(answer)
+
+    def _before_connect(self, _dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> None:
+        parameters["factory"] = _Connection
+
+    def _connected(self, connection: Any, _record: object) -> None:
+        # Processes die here, the machine does not: what was written stays written.
+        connection.execute("PRAGMA synchronous = OFF")
+        # In one thread nobody would ever let go of a lock that somebody waits for.
+        connection.execute("PRAGMA busy_timeout = 0")
+        connection.create_function("sim_now", 0, self.clock.wall)
+        connection.place = self._place
+
+
+class _Connection(sqlite3.Connection):
+    """Its statements are where its process may die, once it is open."""
+
+    place: Place | None = None
+
+    def cursor(self, factory: Any = None) -> Any:
+        return super().cursor(_Cursor if self.place else sqlite3.Cursor)
+
+
+class _Cursor(sqlite3.Cursor):
+    connection: _Connection
+
+    def execute(self, sql: str, parameters: Any = (), /) -> "_Cursor":
+        place = self.connection.place
+        assert place is not None
+        place.at_statement(sql)
+        super().execute(sql, parameters)
+        return self
+
+
+def _let_go(connection: Any, _record: object) -> None:
+    # A process that died has lost its locks at once, not when it is buried, nor when its cursors are collected.
+    if connection is not None:
+        connection.rollback()
+
+
+def _later(place: Place, wait: float, call: Callable[[], object]) -> None:
+    """Call after a wait, and not while the process is stopped."""
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        stopped = place.pause()
+        if stopped:
+            loop.call_later(min(stopped, LOOK_SECONDS), run)
+        else:
+            call()
+
+    loop.call_later(wait, run)
+
+
+def _tell(answer: Future[R], told: float, done: Future[R]) -> None:
+    """Give the answer of what is done, after the wait for it."""
+    if told:
+        asyncio.get_running_loop().call_later(told, _copy, answer, done)
+    else:
+        _copy(answer, done)
+
+
+def _copy(answer: Future[R], done: Future[R]) -> None:
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
+
+
+class SteppedCalls(RealCalls):
+    """Async functions as tasks, with their deadlines; sync ones at once, since here is no other thread."""
+
+    async def run(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, abort: Abort) -> CallResult:
+        if is_async(fn):
+            return await super().run(fn, argument, timeout=timeout, abort=abort)
+        return await InlineCalls().run(fn, argument, timeout=timeout, abort=abort)
+
+
+class SteppedKeeper(Keeper):
+    """Renews from a task of the one event loop instead of a thread."""
+
+    def __init__(self, database: Database, telemetry: Telemetry, place: Place) -> None:
+        super().__init__(database, telemetry)
+        self._place = place
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._renew_on())
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _renew_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._place.pause() or RENEW_EVERY_SECONDS)
+            if not self._place.pause():
+                self.renew()
