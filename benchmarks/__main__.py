@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from benchmarks import expectations, figures, freight, machine, places, report, suite
-from postroad.store.dialects import SQLiteVersionWarning
+from postroad.store.sqlite_version import SQLiteVersionWarning
 
 FREIGHT = "freight"
 QUICK_LOADS = 20

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from benchmarks.places import Place
-from postroad.store.dialects import SQLiteVersionWarning
+from postroad.store.sqlite_version import SQLiteVersionWarning
 
 ANSWER_SECONDS = 120
 END_SECONDS = 30

@@ -37,7 +37,7 @@ from postroad import (
 from postroad.store import moments
 from postroad.testing.harness import Harness
 
-pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning")
 
 EMOJI = "🎉"  # four bytes
 SURROGATE = "\ud83d"

@@ -15,7 +15,7 @@ from postroad.store import moments
 
 pytestmark = [
     pytest.mark.acceptance,
-    pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning"),
+    pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning"),
 ]
 NOTE = Kind("note", dict[str, str])
 APP = """

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from postroad import Kind, Postroad, SchemaMismatch, sqlite
 
-pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning")
 
 ANY = Kind("any", dict[str, str])
 

@@ -23,7 +23,7 @@ from postroad.store import migrations
 # The tests run on whatever SQLite there is; that it is warned of is a test of its own.
 pytestmark = [
     pytest.mark.acceptance,
-    pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning"),
+    pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning"),
 ]
 WAIT_SECONDS = 60
 SLOW_POLL = "30"
@@ -412,7 +412,7 @@ def test_a_faulty_sqlite_is_warned_of_first(sqlite_path: Path, tmp_path: Path) -
         stage.close()
     faulty = subprocess.run(
         [sys.executable, "-W", "error", "-c",
-         "from postroad.store.dialects import warn_of_sqlite_fault; warn_of_sqlite_fault()"],
+         "from postroad.store.sqlite_version import warn_of_sqlite_fault; warn_of_sqlite_fault()"],
         capture_output=True, check=False,
     ).returncode  # fmt: skip
     warned = [line for line in process.said.splitlines() if "can corrupt a WAL database" in line]

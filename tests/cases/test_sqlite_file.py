@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from postroad import DatabaseReplaced, Kind, Postroad, sqlite
 from tests.cases.apps import idle, until
 
-pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning")
 NOTE = Kind("note", dict[str, str])
 
 

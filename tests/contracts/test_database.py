@@ -31,7 +31,7 @@ from postroad.model.errors import (
     Refused,
     TransactionAborted,
 )
-from postroad.store import alerts, borrowed, dialects
+from postroad.store import alerts, borrowed, dialects, sqlite_version
 from postroad.store import database as database_module
 from postroad.store.database import Database
 from postroad.store.executor import Inline, Threads
@@ -693,8 +693,8 @@ def test_a_faulty_sqlite_is_warned_of(version: str, monkeypatch: pytest.MonkeyPa
     """The warning names the version, the fault's page and the cure."""
     monkeypatch.setattr(sqlite3, "sqlite_version", version)
     monkeypatch.setattr(sqlite3, "sqlite_version_info", tuple(map(int, version.split("."))))
-    with pytest.warns(dialects.SQLiteVersionWarning, match=re.escape(version)) as caught:
-        dialects.warn_of_sqlite_fault()
+    with pytest.warns(sqlite_version.SQLiteVersionWarning, match=re.escape(version)) as caught:
+        sqlite_version.warn_of_sqlite_fault()
     assert "import postroad.bundled_sqlite" in str(caught[0].message)
     assert "walresetbug" in str(caught[0].message)
     assert caught[0].filename == __file__
@@ -703,9 +703,9 @@ def test_a_faulty_sqlite_is_warned_of(version: str, monkeypatch: pytest.MonkeyPa
 def test_without_a_user_s_line_the_warning_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only our code and libraries called, no line of theirs is named."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 40, 1))
-    monkeypatch.setattr(dialects.sysconfig, "get_path", lambda _: "")  # as if all files were a library's
-    with pytest.warns(dialects.SQLiteVersionWarning) as caught:
-        dialects.warn_of_sqlite_fault()
+    monkeypatch.setattr(sqlite_version.sysconfig, "get_path", lambda _: "")  # as if all files were a library's
+    with pytest.warns(sqlite_version.SQLiteVersionWarning) as caught:
+        sqlite_version.warn_of_sqlite_fault()
     assert (caught[0].filename, caught[0].lineno) == ("postroad", 0)
 
 
@@ -715,7 +715,7 @@ def test_a_sound_sqlite_is_not(version: tuple[int, int, int], monkeypatch: pytes
     monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        dialects.warn_of_sqlite_fault()
+        sqlite_version.warn_of_sqlite_fault()
 
 
 # Several processes on one SQLite file

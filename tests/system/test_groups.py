@@ -22,7 +22,7 @@ from tests.postgres_server import Own
 
 pytestmark = [
     pytest.mark.acceptance,
-    pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning"),
+    pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning"),
 ]
 ROUNDS = 15
 FRACTION = 0.25  # of one process alone, that two on the same rows must do together: a storm of deadlocks does 1/400

@@ -16,7 +16,7 @@ from tests.acceptance.killed import Stage, producer
 
 pytestmark = [
     pytest.mark.acceptance,
-    pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning"),
+    pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning"),
 ]
 
 IN_TURNS = (

@@ -25,7 +25,7 @@ from tests.postgres_server import Own
 pytestmark = [
     pytest.mark.acceptance,
     pytest.mark.timeout(240),
-    pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning"),
+    pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning"),
 ]
 
 Process = subprocess.Popen[bytes]

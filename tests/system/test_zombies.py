@@ -13,7 +13,7 @@ from tests.acceptance.paused import Paused
 
 pytestmark = [
     pytest.mark.acceptance,
-    pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning"),
+    pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning"),
 ]
 
 

@@ -18,7 +18,7 @@ from benchmarks.ours import Ours
 from benchmarks.places import Place
 from benchmarks.work import Work
 from postroad.store import schema
-from postroad.store.dialects import SQLiteVersionWarning
+from postroad.store.sqlite_version import SQLiteVersionWarning
 
 SMALL = [Work(name=what.name, streams=min(what.streams, 4)) for what in work.WORKS]
 LATER_THAN = 10**12  # integers above are times

@@ -29,7 +29,7 @@ from postroad.surfaces import cli, output, running
 from postroad.testing.failpoints import arm_from_environment, nth
 
 # The tests run on whatever SQLite there is; that it is warned of is tested elsewhere.
-pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.dialects.SQLiteVersionWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning")
 SRC = Path(postroad.__file__).parent
 MAIL = Kind("mail", dict[str, str])
 LATER = Kind("later", dict[str, str])

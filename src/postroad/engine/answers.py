@@ -35,7 +35,7 @@ class Answers:
             done = await self._parts.database.atransact(turns.commit, commits)
         except CommitUnknown:
             # All of them or none: the run of any of them knows.
-            if await self._parts.database.aread(runs.ended, commits[0].claim.run_id) is None:
+            if await self._parts.database.aread(runs.ended, commits[0].claim.run_id) != RunEnd.COMMITTED:
                 await self.commit(commits)
                 return
             for commit in commits:

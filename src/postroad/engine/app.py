@@ -27,7 +27,7 @@ from postroad.model.errors import InvalidInput, Refused, Span, shown
 from postroad.model.events import Entry
 from postroad.model.ids import check_schema, check_stream
 from postroad.model.payload import callable_, whole
-from postroad.store import borrowed, dialects, dispatch_views, inbox, log, migrations, moments
+from postroad.store import borrowed, dialects, dispatch_views, inbox, log, migrations, moments, sqlite_version
 from postroad.store.database import Database
 
 Lifespan = Callable[["Postroad"], AbstractAsyncContextManager[Any]]
@@ -266,7 +266,7 @@ class Postroad(Handlers):
             if database.is_sqlite:
                 if schema is not None:
                     raise Refused("SQLite has no schemas; leave `schema` out.", field="schema")
-                dialects.warn_of_sqlite_fault()
+                sqlite_version.warn_of_sqlite_fault()
             self._connected = database
         return self._connected
 

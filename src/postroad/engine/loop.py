@@ -198,7 +198,8 @@ class Loop:
         self._next = ENDLESS
         if self._certain or self.stalls.silent() >= self._unproven_max:
             self._next = self.interval // 8  # what is to come is not known: look soon, but not after every step
-            self._empty = 0
+            if self._certain:
+                self._empty = 0
             return True
         at = await self.due()
         self._next = ENDLESS if at is None else at - self.parts.database.clock.wall()

@@ -3,12 +3,8 @@
 import hashlib
 import json
 import sqlite3
-import sys
-import sysconfig
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -24,9 +20,6 @@ READ_OPTION = "postroad_read"
 GROUP_OPTION = "postroad_group"
 LOCK_WAIT_MILLISECONDS = 100
 BUSY_MILLISECONDS = 5_000
-# https://www.sqlite.org/wal.html#walresetbug: several connections may corrupt the file.
-_WAL_RESET_FIXED = (3, 51, 3)
-_WAL_RESET_BACKPORTS = frozenset({(3, 44, 6), (3, 50, 7)})
 # The file cannot be written to or opened now: no word about what was to be written.
 _SQLITE_NO_FILE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _CONFIGURED = "postroad_configured"
@@ -37,10 +30,6 @@ _TRUST = "SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_seqscan TO DE
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _BEGIN_WRITE = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_DISTRUST}"
 _BEGIN_GROUP = f"{_BEGIN_WRITE}; SET LOCAL lock_timeout = {LOCK_WAIT_MILLISECONDS}"
-
-
-class SQLiteVersionWarning(UserWarning):
-    """This process's SQLite library has a fault with several connections in WAL mode."""
 
 
 def open_engine(database: str | URL) -> Engine:
@@ -171,32 +160,6 @@ def _enter_wal(cursor: Any) -> None:
 def _on_begin(conn: Connection) -> None:
     reading = conn.get_execution_options().get(READ_OPTION)
     conn.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-
-def warn_of_sqlite_fault() -> None:
-    """Warn if this process's SQLite has the WAL-reset fault, and name the cure."""
-    version = sqlite3.sqlite_version_info
-    if (3, 7, 0) <= version < _WAL_RESET_FIXED and version not in _WAL_RESET_BACKPORTS:
-        file, line = _users_line()
-        warnings.warn_explicit(
-            f"SQLite {sqlite3.sqlite_version} can corrupt a WAL database that several connections write to "
-            "(https://www.sqlite.org/wal.html#walresetbug). Put `import postroad.bundled_sqlite` at the top of "
-            "your program or of your app's module (pip install 'postroad[sqlite]'), or use SQLite 3.51.3 or newer.",
-            SQLiteVersionWarning,
-            file,
-            line,
-        )
-
-
-def _users_line() -> tuple[str, int]:
-    """The innermost place of the user's own code that called us; ours and libraries' frames are none."""
-    not_theirs = (str(Path(__file__).parent.parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<fr")
-    frame = sys._getframe()
-    while frame.f_code.co_filename.startswith(not_theirs):
-        if frame.f_back is None:
-            return "postroad", 0
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 def prepare(conn: Connection, *, read: bool = False, grouped: bool = False) -> None:
