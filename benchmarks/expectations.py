@@ -87,6 +87,16 @@ def _times(work: str, database: Kind, case: str, one: str) -> Measure:
     return measure
 
 
+def _to_send(database: Kind, case: str, *, most: float) -> Expectation:
+    return Expectation(
+        what=f"commit to send, {case}",
+        database=database,
+        measure=_ours(latency.NAME, database, case),
+        most=most,
+        unit=" ms",
+    )
+
+
 def _of_both() -> Iterator[Expectation]:
     kinds: tuple[Kind, ...] = ("sqlite", "postgres")
     for kind in kinds:
@@ -116,27 +126,9 @@ EXPECTATIONS = (
         least=3,
     ),
     *_of_both(),
-    Expectation(
-        what="commit to send, one process, p50",
-        database="postgres",
-        measure=_ours(latency.NAME, "postgres", "one process, p50"),
-        most=3,
-        unit=" ms",
-    ),
-    Expectation(
-        what="commit to send, two processes, p50",
-        database="postgres",
-        measure=_ours(latency.NAME, "postgres", "two processes, p50"),
-        most=3,
-        unit=" ms",
-    ),
-    Expectation(
-        what="commit to send, two processes, p99",
-        database="sqlite",
-        measure=_ours(latency.NAME, "sqlite", "two processes, p99"),
-        most=30,
-        unit=" ms",
-    ),
+    _to_send("postgres", "one process, p50", most=3),
+    _to_send("postgres", "two processes, p50", most=3),
+    _to_send("sqlite", "two processes, p99", most=30),
     # One in a hundred of what comes in would be 24 a minute.
     Expectation(
         what="steady load, backlog's growth",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,18 +32,23 @@ def app(**turn: Any) -> tuple[Postroad, list[str]]:
     return post, seen
 
 
+def name_of(fn: Any) -> str:
+    """The name of a transaction's function; of a group that of its verb."""
+    return str((fn.args[0][0].verb.run if isinstance(fn, partial) else fn).__name__)
+
+
 def lose_one_answer(h: Harness, monkeypatch: pytest.MonkeyPatch, of: str, *, happened: bool) -> list[str]:
     """Have the next transaction whose function bears this name commit, or not, and answer CommitUnknown."""
     database: Any = h.post.database
     original: Callable[..., Any] = database._once
     lost: list[str] = []
 
-    def once(fn: Any, args: Any, kwargs: Any, lock: Any, **more: Any) -> Any:
-        if fn.__name__ != of or lost:
-            return original(fn, args, kwargs, lock, **more)
+    def once(asked: Any) -> Any:
+        if name_of(asked.fn) != of or lost:
+            return original(asked)
         lost.append(of)
         if happened:
-            original(fn, args, kwargs, lock, **more)
+            original(asked)
         raise CommitUnknown("the connection broke")
 
     monkeypatch.setattr(database, "_once", once)
@@ -148,6 +154,22 @@ def test_a_turns_commit(harness: Open, monkeypatch: pytest.MonkeyPatch, happened
     assert [e.kind for e in h.entries("chat/1")] == ["note", "thought"]
     ends = sorted(str(r.end) for r in post.database.read(runs.of_stream, "chat/1"))
     assert ends == (["committed"] if happened else ["committed", "conflict"])
+
+
+@Happened
+def test_the_commit_of_what_needs_no_decision(harness: Open, monkeypatch: pytest.MonkeyPatch, happened: bool) -> None:
+    """Recorded events are committed together: their runs tell whether that stands, and nobody is taken for a zombie."""
+    post, _ = app()
+    post.recorded("notes")
+    h = harness(post)
+    with post.begin() as tx:
+        for n in range(3):
+            tx.publish(f"notes/{n}", NOTE, {"n": n})
+    lost = lose_one_answer(h, monkeypatch, "commit", happened=happened)
+    drained = h.drain()
+    assert lost
+    assert (drained.turns, drained.stale) == (3, 0)
+    assert [len(h.entries(f"notes/{n}")) for n in range(3)] == [1, 1, 1]
 
 
 def test_a_lost_answer_is_no_failed_attempt(harness: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """The database: runs plain functions over a connection as transactions, from sync and async code alike."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
@@ -19,7 +20,7 @@ from postroad.model.errors import (
 from postroad.model.failpoints import failpoint
 from postroad.model.ids import check_schema
 from postroad.store import dialects, groups
-from postroad.store.executor import Executor, Inline, Lane, Threads, outcome
+from postroad.store.executor import Executor, Inline, Threads, outcome
 from postroad.store.groups import Item, Member, Verb, Waiting
 from postroad.store.statements import SCHEMA_OPTION
 
@@ -64,6 +65,25 @@ class FollowingClock:
         self._offset = least if self._offset is None else max(least, min(self._offset, most))
         self._synced = answered
         self._vague = answered - asked > VAGUE
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[R]):
+    """A transaction as it was asked for."""
+
+    fn: Callable[..., R]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    lock: Lock | None = None
+    _: KW_ONLY
+    urgent: bool = False
+    grouped: bool = False
+
+    def carry_out(self, conn: Connection, clock: Clock) -> R:
+        """Lock, read the clock, and run the function."""
+        locked = None if self.lock is None else self.lock(conn)
+        more = self.kwargs if locked is None else {**self.kwargs, "locked": locked}
+        return self.fn(conn, *self.args, now=clock.wall(), **more)
 
 
 class Database:
@@ -122,7 +142,7 @@ class Database:
             CommitUnknown: The connection broke while COMMIT was under way.
             TransactionAborted: The function swallowed an error that had aborted the transaction.
         """
-        return self._submit(fn, args, kwargs, lock=lock, urgent=urgent).result()
+        return self._submit(Asked(fn, args, kwargs, lock, urgent=urgent)).result()
 
     async def atransact(
         self,
@@ -133,7 +153,7 @@ class Database:
         **kwargs: Any,
     ) -> R:
         """`transact` for async code: one hop for the whole transaction, never abandoned half-way."""
-        return await outcome(self._submit(fn, args, kwargs, lock=lock, urgent=urgent))
+        return await outcome(self._submit(Asked(fn, args, kwargs, lock, urgent=urgent)))
 
     def group(self, verb: Verb[Item, R], item: Item) -> R:
         """The verb's answer for this item, which is written together with whatever else waits to be written.
@@ -174,10 +194,9 @@ class Database:
         if self._owns_engine:
             self.engine.dispose()
 
-    def _submit(self, fn: Callable[..., R], args: Any, kwargs: Any, *, lock: Lock | None, urgent: bool) -> Future[R]:
+    def _submit(self, asked: Asked[R]) -> Future[R]:
         self._refuse_nesting()
-        lane: Lane = "urgent" if urgent else "plain"
-        return self._executor.submit(lambda: self._run(fn, args, kwargs, lock, urgent=urgent), lane=lane)
+        return self._executor.submit(lambda: self._run(asked), lane="urgent" if asked.urgent else "plain")
 
     def _join(self, verb: Verb[Item, R], item: Item) -> Future[R]:
         self._refuse_nesting()
@@ -200,12 +219,11 @@ class Database:
                 self._write_alone(member)
 
     def _write_group(self, members: list[Member]) -> list[Member]:
-        run = partial(self._run, args=(), kwargs={}, lock=None, urgent=False, grouped=True)
-        return groups.run(members, run) if members else []
+        return groups.run(members, lambda fn: self._run(Asked(fn, grouped=True))) if members else []
 
     def _write_alone(self, member: Member) -> None:
         try:
-            (found,) = self._run(member.verb.run, ([member.item],), {}, None, urgent=False)
+            (found,) = self._run(Asked(member.verb.run, ([member.item],)))
         except BaseException as error:
             member.settle(error)
         else:
@@ -216,23 +234,14 @@ class Database:
         if getattr(_inside, "transaction", False):
             raise NestedTransaction
 
-    def _run(
-        self,
-        fn: Callable[..., R],
-        args: Any,
-        kwargs: Any,
-        lock: Lock | None,
-        *,
-        urgent: bool,
-        grouped: bool = False,
-    ) -> R:
+    def _run(self, asked: Asked[R]) -> R:
         for tried in range(1, TRIES + 1):
             try:
-                return self._once(fn, args, kwargs, lock, urgent=urgent, grouped=grouped)
+                return self._once(asked)
             except DBAPIError as error:
                 if dialects.is_busy(error) and tried >= BUSY_TRIES:
                     raise dialects.busy(error) from error
-                if tried == TRIES or not dialects.is_transient(error, grouped=grouped):
+                if tried == TRIES or not dialects.is_transient(error, grouped=asked.grouped):
                     raise
         raise AssertionError("unreachable")
 
@@ -241,34 +250,20 @@ class Database:
             return Connection(self.engine, self._beside.connect())
         return self.engine.connect()
 
-    def _once(
-        self,
-        fn: Callable[..., R],
-        args: Any,
-        kwargs: Any,
-        lock: Lock | None,
-        *,
-        urgent: bool,
-        grouped: bool,
-    ) -> R:
-        with self._connect(urgent=urgent) as conn:
-            dialects.prepare(self.bind(conn), grouped=grouped)
+    def _once(self, asked: Asked[R]) -> R:
+        with self._connect(urgent=asked.urgent) as conn:
+            dialects.prepare(self.bind(conn), grouped=asked.grouped)
             with conn.begin() as transaction, _Inside():
                 self._follow(conn)
-                if grouped and not dialects.is_ours(conn):
+                if asked.grouped and not dialects.is_ours(conn):
                     dialects.bound_lock_waits(conn, milliseconds=dialects.LOCK_WAIT_MILLISECONDS)
-                result = self._call(conn, fn, args, kwargs, lock)
+                result = asked.carry_out(conn, self.clock)
                 if dialects.aborted(conn):
                     raise TransactionAborted
                 failpoint("commit.before")
                 self._commit(conn, transaction)
             failpoint("commit.after")
             return result
-
-    def _call(self, conn: Connection, fn: Callable[..., R], args: Any, kwargs: Any, lock: Lock | None) -> R:
-        locked = None if lock is None else lock(conn)
-        more = kwargs if locked is None else {**kwargs, "locked": locked}
-        return fn(conn, *args, now=self.clock.wall(), **more)
 
     @staticmethod
     def _commit(conn: Connection, transaction: Any) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy.engine import URL
 
 from postroad.model.clock import Clock
 from postroad.store import borrowed
-from postroad.store.database import Database, Lock
+from postroad.store.database import Asked, Database
 from postroad.store.executor import Inline
 
 R = TypeVar("R")
@@ -30,19 +30,10 @@ class JoinedDatabase(Database):
         assert isinstance(engine, Engine)
         return engine
 
-    def _once(
-        self,
-        fn: Callable[..., R],
-        args: Any,
-        kwargs: Any,
-        lock: Lock | None,
-        *,
-        urgent: bool,
-        grouped: bool,
-    ) -> R:
+    def _once(self, asked: Asked[R]) -> R:
         conn = self.bind(self._conn)
         with conn.begin_nested():
-            return self._call(conn, fn, args, kwargs, lock)
+            return asked.carry_out(conn, self.clock)
 
     def _read(self, fn: Callable[..., R], args: Any, kwargs: Any) -> R:
         return fn(self.bind(self._conn), *args, **kwargs)
