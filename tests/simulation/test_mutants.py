@@ -10,7 +10,7 @@ QUICK = (
     "consumes_apart", "tells_apart", "marks_before_sending", "sends_before_commit", "delivers_unsent",
     "claims_briefly", "never_ends", "loses_outcomes", "loses_alerts", "strands", "forgets_the_run",
 )  # fmt: skip
-SEEDS = 8
+SEEDS = 12
 
 
 @pytest.mark.parametrize("name", QUICK)

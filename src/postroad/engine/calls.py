@@ -5,6 +5,7 @@ import contextvars
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from postroad.engine.declarations import is_async
@@ -43,6 +44,7 @@ class Aborted:
 
 
 CallResult = Returned | Raised | TimedOut | Aborted
+Done = Callable[[CallResult], None]
 Abort = asyncio.Future[str]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,11 +63,36 @@ def contained(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         raise RuntimeError(safe_error(error)) from error
 
 
+class Call(Protocol):
+    """A call that was started."""
+
+    def abort(self, why: str) -> None:
+        """End it, unless it has ended: it is told to stop, and what it still does is refused."""
+
+
 class Calls(Protocol):
     """How user code is run."""
 
-    async def run(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, abort: Abort) -> CallResult:
-        """Call `fn(argument)`, for `timeout` microseconds at the most or until `abort` is set."""
+    def start(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done) -> Call:
+        """Call `fn(argument)`, for `timeout` microseconds at the most.
+
+        `done` gets the result, once, in the loop's thread, and maybe before this returns.
+        """
+
+
+async def run_call(calls: Calls, fn: Callable[[Any], Any], argument: Any, *, timeout: int, abort: Abort) -> CallResult:
+    """Call `fn(argument)` and wait for its end, for `timeout` microseconds at the most or until `abort` is set."""
+    ended: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+    call = calls.start(fn, argument, timeout=timeout, done=partial(_deliver, ended))
+
+    def give_up(told: Abort) -> None:
+        call.abort(told.result())
+
+    abort.add_done_callback(give_up)
+    try:
+        return await ended
+    finally:
+        abort.remove_done_callback(give_up)
 
 
 class RealCalls:
@@ -79,27 +106,90 @@ class RealCalls:
         """How many calls outlived their deadline and still run."""
         return len(self._stuck)
 
-    async def run(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, abort: Abort) -> CallResult:
+    def start(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done) -> Call:
         awaited = is_async(fn)
-        call = asyncio.ensure_future(_guarded(fn, argument)) if awaited else _in_thread(fn, argument)
-        either: list[asyncio.Future[Any]] = [call, abort]
-        await asyncio.wait(either, timeout=timeout / SECOND, return_when=asyncio.FIRST_COMPLETED)
-        if call.done():
-            return _result(call)
-        if awaited:  # a thread cannot be cancelled
-            call.cancel()
-            await asyncio.wait({call}, timeout=CANCEL_GRACE_SECONDS)
-        if not call.done():
-            self._stuck.add(call)
-            call.add_done_callback(self._stuck.discard)
-        return Aborted(abort.result()) if abort.done() else TimedOut(stuck=not call.done())
+        future = asyncio.ensure_future(_guarded(fn, argument)) if awaited else _in_thread(fn, argument)
+        return _Call(future, timeout / SECOND, done, cancels=awaited, stuck=self._stuck)
+
+
+class _Call:
+    """A call with its deadline. What it still does after its end is refused."""
+
+    __slots__ = ("_cancels", "_done", "_due", "_future", "_loop", "_patient", "_stuck", "_timer", "_verdict")
+
+    def __init__(
+        self,
+        future: asyncio.Future[CallResult],
+        seconds: float,
+        done: Done,
+        *,
+        cancels: bool,
+        stuck: set[asyncio.Future[CallResult]],
+    ) -> None:
+        self._loop = future.get_loop()
+        self._future = future
+        self._done = done
+        self._cancels = cancels
+        self._stuck = stuck
+        self._verdict: TimedOut | Aborted | None = None
+        self._patient = True
+        self._due = self._loop.time() + seconds
+        self._timer = self._loop.call_at(self._due, self._overdue)
+        future.add_done_callback(self._ended)
+
+    def abort(self, why: str) -> None:
+        if self._verdict is None and not self._future.done():
+            self._end(Aborted(why))
+
+    def _ended(self, future: asyncio.Future[CallResult]) -> None:
+        self._timer.cancel()
+        if future in self._stuck:
+            self._stuck.discard(future)  # its end was told when it did not stop
+        else:
+            self._done(self._verdict or _result(future))
+
+    def _overdue(self) -> None:
+        """The deadline is over. If we are late ourselves, the process stood still, and the call with it."""
+        if self._patient and self._loop.time() - self._due > CANCEL_GRACE_SECONDS:
+            self._patient = False
+            self._timer = self._loop.call_later(CANCEL_GRACE_SECONDS, self._overdue)
+        else:
+            self._end(TimedOut(stuck=False))
+
+    def _end(self, verdict: TimedOut | Aborted) -> None:
+        if self._future.done():  # what it came to is about to be told
+            return
+        self._timer.cancel()
+        self._verdict = verdict
+        if self._cancels:  # a thread cannot be
+            self._future.cancel()
+            self._timer = self._loop.call_later(CANCEL_GRACE_SECONDS, self._outlived, verdict)
+        else:
+            self._outlived(verdict)
+
+    def _outlived(self, verdict: TimedOut | Aborted) -> None:
+        if not self._future.done():
+            self._stuck.add(self._future)
+            self._done(TimedOut(stuck=True) if isinstance(verdict, TimedOut) else verdict)
 
 
 class InlineCalls:
-    """Everything in the caller's own thread, one after the other, without deadlines: for tests and simulation."""
+    """Sync functions in the caller's own thread, one after the other, without deadlines: for tests and simulation."""
 
-    async def run(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, abort: Abort) -> CallResult:
-        return await _guarded(fn, argument)
+    def start(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done) -> Call:
+        if is_async(fn):
+            task = asyncio.ensure_future(_guarded(fn, argument))
+            task.add_done_callback(lambda ended: done(_result(ended)))
+        else:
+            done(_called(fn, argument))
+        return _Unending()
+
+
+class _Unending:
+    """A call that nobody ends."""
+
+    def abort(self, why: str) -> None:
+        pass
 
 
 async def _guarded(fn: Callable[[Any], Any], argument: Any) -> CallResult:
@@ -120,21 +210,29 @@ def _in_thread(fn: Callable[[Any], Any], argument: Any) -> asyncio.Future[CallRe
     future: asyncio.Future[CallResult] = loop.create_future()
     context = contextvars.copy_context()
 
-    def deliver(result: CallResult) -> None:
-        if not future.done():
-            future.set_result(result)
-
     def work() -> None:
-        try:
-            result: CallResult = Returned(context.run(fn, argument))
-        except BaseException as error:
-            result = Raised(error)
+        result = context.run(_called, fn, argument)
         if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, result)
+            loop.call_soon_threadsafe(_deliver, future, result)
 
-    # A daemon: a handler that never returns must not keep the process from ending.
-    threading.Thread(target=work, name="postroad-handler", daemon=True).start()
+    try:
+        # A daemon: a handler that never returns must not keep the process from ending.
+        threading.Thread(target=work, name="postroad-handler", daemon=True).start()
+    except RuntimeError as error:  # there are as many as the machine allows
+        future.set_result(Raised(error))
     return future
+
+
+def _called(fn: Callable[[Any], Any], argument: Any) -> CallResult:
+    try:
+        return Returned(fn(argument))
+    except BaseException as error:
+        return Raised(error)
+
+
+def _deliver(future: asyncio.Future[CallResult], result: CallResult) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
 def _result(call: asyncio.Future[CallResult]) -> CallResult:

@@ -1,13 +1,14 @@
 """The dispatcher: claims due dispatches, has their senders carry them out, and hands over what came of it."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
 
-from postroad.engine.calls import Abort, CallResult, Raised, contained
+from postroad.engine.calls import Aborted, Call, CallResult, Raised, contained
 from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
 from postroad.engine.loop import AT_ONCE, Loop, Parts, Step, waited_little
 from postroad.engine.settling import Settler, count_end
@@ -50,8 +51,10 @@ class Dispatcher(Loop):
     def __init__(self, parts: Parts, *, interval: int | None = None) -> None:
         super().__init__(parts, interval=interval)
         self._senders = {sender.kind.name: sender for sender in parts.registry.senders.values()}
-        self._sending: dict[str, dict[str, asyncio.Task[None]]] = {name: {} for name in self._senders}
-        self._aborts: dict[str, Abort] = {}
+        # By sender and id; None: an attempt whose call has not begun.
+        self._sending: dict[str, dict[str, Call | None]] = {name: {} for name in self._senders}
+        self._left = asyncio.Event()
+        self._abandoned = ""
         self._settler = Settler(parts, self._room)
         self._crowded = False
         self._unanswered: tuple[str, int] | None = None
@@ -104,14 +107,15 @@ class Dispatcher(Loop):
             self.wake()
 
     async def finish(self) -> None:
-        while tasks := [task for table in self._sending.values() for task in table.values()]:
-            await asyncio.wait(tasks)
+        while any(self._sending.values()):
+            self._left = asyncio.Event()  # of this event loop: one drain follows another
+            await self._left.wait()
         await self._settler.settle()
 
     def abandon(self, why: str) -> None:
-        for abort in list(self._aborts.values()):
-            if not abort.done():
-                abort.set_result(why)
+        self._abandoned = why
+        for call in [call for table in self._sending.values() for call in table.values() if call is not None]:
+            call.abort(why)
 
     def _wants(self) -> list[tuple[Sender, int, bool]]:
         return [
@@ -136,67 +140,89 @@ class Dispatcher(Loop):
         return await self.parts.database.aread(dispatch_claims.lookup, token)
 
     def _start(self, claim: DispatchClaim, asked: int) -> None:
+        """Start an attempt: at once, or after another look at a claim that has waited."""
         sender = self.parts.registry.senders[claim.kind]
-        table = self._sending[sender.kind.name]
-        self._aborts[claim.id] = asyncio.get_running_loop().create_future()
-        task = asyncio.ensure_future(self._send(claim, sender, asked))
-        table[claim.id] = task
-
-        def done(finished: asyncio.Task[None]) -> None:
-            table.pop(claim.id, None)
-            self._aborts.pop(claim.id, None)
-            if not finished.cancelled() and (error := finished.exception()) is not None:
-                logger.error("dispatch %s could not be ended; its lease will free it", claim.id, exc_info=error)
-            self._room()
-
-        task.add_done_callback(done)
-
-    async def _send(self, claim: DispatchClaim, sender: Sender, asked: int) -> None:
         self.parts.count("attempted")
-        if not await self._still_ours(claim, sender, asked):
-            self.wake()
-            return
-        failpoint("dispatch.before_send")
-        result = await self._carry_out(claim, sender)
-        failpoint("dispatch.after_send")
-        self._settler.add(sender.kind.name, self._judge(claim, sender, result), stream=claim.stream)
-
-    async def _still_ours(self, claim: DispatchClaim, sender: Sender, asked: int) -> bool:
-        """A claim that has waited is looked at again; one that no attempt fits into any more is given back."""
+        self._sending[sender.kind.name][claim.id] = None
         waited = self.parts.database.clock.monotonic() - asked
         if waited <= claim_margin(sender) and waited <= sender.policy.lease // 6:
-            return True
-        fits = waited <= claim_margin(sender)
+            self._begin(claim, sender)
+            return
+        looking = asyncio.ensure_future(self._look_again(claim, sender, fits=waited <= claim_margin(sender)))
+        looking.add_done_callback(partial(self._looked, claim, sender))
+
+    async def _look_again(self, claim: DispatchClaim, sender: Sender, *, fits: bool) -> bool:
+        """Whether the claim is still ours. One that no attempt fits into any more is given back."""
         check = dispatch_claims.recheck if fits else dispatch_claims.release
         held = bool(await self.parts.database.atransact(check, [Hold(claim.id, claim.token)]))
         if not held:
             self.parts.count("stale")
         return fits and held
 
-    async def _carry_out(self, claim: DispatchClaim, sender: Sender) -> CallResult:
+    def _looked(self, claim: DispatchClaim, sender: Sender, looking: asyncio.Task[bool]) -> None:
+        if not looking.cancelled() and looking.exception() is None and looking.result():
+            self._begin(claim, sender)
+            return
+        self._leave(claim, sender)
+        if not looking.cancelled() and (error := looking.exception()) is not None:
+            logger.error("dispatch %s could not be looked at; its lease will free it", claim.id, exc_info=error)
+        self.wake()
+
+    def _begin(self, claim: DispatchClaim, sender: Sender) -> None:
+        """Call the sender."""
+        failpoint("dispatch.before_send")
+        ended = partial(self._ended, claim, sender)
         try:
-            body = contained(sender.kind.decode, claim.body, claim.version)
+            dispatch = self._dispatch(claim, sender)
         except Exception as error:
-            return Raised(error)
+            ended(Raised(error))
+            return
+        if self._abandoned:
+            ended(Aborted(self._abandoned))
+            return
+        self.parts.telemetry.emit(
+            "dispatch.sending", id=claim.id, kind=claim.kind, attempt=claim.attempt, dispatch=dispatch
+        )
+        call = self.parts.calls.start(sender.fn, dispatch, timeout=sender.timeout, done=ended)
+        table = self._sending[sender.kind.name]
+        if claim.id in table:
+            table[claim.id] = call
+
+    def _dispatch(self, claim: DispatchClaim, sender: Sender) -> Dispatch[Any]:
         now = self.parts.database.clock.wall()
-        dispatch: Dispatch[Any] = Dispatch(
+        return Dispatch(
             id=claim.id,
             key=claim.key,
             kind=claim.kind,
             to=claim.destination,
-            body=body,
+            body=contained(sender.kind.decode, claim.body, claim.version),
             attempt=claim.attempt,
             created_at=moment(claim.created_at),
             first_attempt_at=moment(claim.first_attempt_at),
             deadline=moment(now + sender.timeout),
             possible_duplicate=claim.possible_duplicate,
             post=self.parts.post,
-            headers=msgspec.json.decode(claim.headers, type=dict[str, str]),
+            headers=_pairs(claim.headers),
+            raw=claim.body,
+            version=claim.version,
+            expires_at=None if claim.expires_at is None else moment(claim.expires_at),
+            origin=_pairs(claim.origin),
         )
-        self.parts.telemetry.emit(
-            "dispatch.sending", id=claim.id, kind=claim.kind, attempt=claim.attempt, dispatch=dispatch
-        )
-        return await self.parts.calls.run(sender.fn, dispatch, timeout=sender.timeout, abort=self._aborts[claim.id])
+
+    def _ended(self, claim: DispatchClaim, sender: Sender, result: CallResult) -> None:
+        """An attempt has ended: what it came to is settled together with others."""
+        try:
+            failpoint("dispatch.after_send")
+            self._settler.add(sender.kind.name, self._judge(claim, sender, result), stream=claim.stream)
+        except Exception:
+            logger.exception("dispatch %s could not be ended; its lease will free it", claim.id)
+        finally:
+            self._leave(claim, sender)
+            self._room()
+
+    def _leave(self, claim: DispatchClaim, sender: Sender) -> None:
+        self._sending[sender.kind.name].pop(claim.id, None)
+        self._left.set()
 
     def _judge(self, claim: DispatchClaim, sender: Sender, result: CallResult) -> Settlement:
         verdict, said, receipt, floor = judge(result, sender)
@@ -214,6 +240,10 @@ class Dispatcher(Loop):
             floor=floor,
             fraction=self.parts.entropy.fraction(),
         )
+
+
+def _pairs(text: str) -> Mapping[str, str]:
+    return {} if text == "{}" else msgspec.json.decode(text, type=dict[str, str])
 
 
 def claim_margin(sender: Sender) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, assert_never
 from sqlalchemy import Connection
 
 from postroad.engine.answers import Answers, ended, stale
-from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut, contained
+from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut, contained, run_call
 from postroad.engine.declarations import Decider
 from postroad.engine.filtering import noops, prefix_answer
 from postroad.engine.loop import Parts
@@ -75,7 +75,7 @@ class Run:
         await self._conclude(turn, await self._call(decider.fn, turn))
 
     async def _call(self, fn: Callable[[Any], Any], argument: object) -> CallResult:
-        return await self.parts.calls.run(fn, argument, timeout=self.decider.timeout, abort=self._abort)
+        return await run_call(self.parts.calls, fn, argument, timeout=self.decider.timeout, abort=self._abort)
 
     async def _filter(self) -> bool:
         """Ask the filters, once for the set. False: they have answered its beginning, and this run is over."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut
+from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut, run_call
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger, traced
 from postroad.model.clock import SECOND
@@ -92,7 +92,8 @@ class Ringer:
     async def _call(self, sink: _Sink, number: int, alert: Alert) -> None:
         if self._abort is None:
             self._abort = asyncio.get_running_loop().create_future()
-        said = _failure(await self._parts.calls.run(sink.fn, alert, timeout=SINK_TIMEOUT, abort=self._abort))
+        result = await run_call(self._parts.calls, sink.fn, alert, timeout=SINK_TIMEOUT, abort=self._abort)
+        said = _failure(result)
         if said is None:
             sink.told.add(number)
             sink.failures = sink.resting = 0

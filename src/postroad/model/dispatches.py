@@ -21,6 +21,10 @@ class Dispatch(Generic[T]):
         attempt: This attempt's number, from 1.
         deadline: When this attempt's timeout is over.
         possible_duplicate: An earlier attempt may have reached the destination.
+        raw: The payload's exact JSON text, the same on every attempt, as it was accepted in `version` of its kind.
+        ack_token: What the consumer presents to acknowledge it; None if no acknowledgement was asked for.
+        headers: Names and values that travel beside the payload, such as a trace's context.
+        origin: Where it comes from, as the pairs that `send` was given.
     """
 
     id: str
@@ -36,6 +40,10 @@ class Dispatch(Generic[T]):
     post: "Postroad"
     ack_token: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    raw: str = "{}"
+    version: int = 1
+    expires_at: datetime | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,10 +111,8 @@ outbox = Table(
     Column("kind", Text, nullable=False),
     Column("version", Integer, nullable=False),
     Column("destination", Text, nullable=False),
-    Column("body", AnyText, nullable=False),
-    Column("headers", AnyText, nullable=False),
     Column("lane", Text),
-    Column("lane_new", Integer, nullable=False, server_default=text("0")),
+    Column("host", Text),
     Column("policy", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
@@ -131,6 +129,9 @@ outbox = Table(
     Column("origin", AnyText, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
+    # What may be long comes last: SQLite walks through it to get at what stands behind.
+    Column("headers", AnyText, nullable=False),
+    Column("body", AnyText, nullable=False),
     UniqueConstraint("key", name=PREFIX + "outbox_key"),
     CheckConstraint("attempt >= 0", name=PREFIX + "outbox_attempt"),
     CheckConstraint("max_attempts >= 1", name=PREFIX + "outbox_max_attempts"),
@@ -148,8 +149,87 @@ outbox = Table(
 _UNFINISHED = text("status IN ('pending', 'delivering') AND due_at IS NOT NULL")
 Index(PREFIX + "outbox_due", outbox.c.kind, outbox.c.due_at,
       postgresql_where=_UNFINISHED, sqlite_where=_UNFINISHED)  # fmt: skip
+# Of the kinds whose sender says which host a dispatch goes to, so that one that is down holds up no other's.
+_OF_HOST = text("status = 'pending' AND due_at IS NOT NULL AND host IS NOT NULL")
+Index(PREFIX + "outbox_host", outbox.c.kind, outbox.c.host, outbox.c.due_at,
+      postgresql_where=_OF_HOST, sqlite_where=_OF_HOST)  # fmt: skip
+# For people, who look at the newest first, and for retention, which ends the oldest.
+Index(PREFIX + "outbox_created", outbox.c.created_at, outbox.c.id)
 _EXPIRES = text("status IN ('pending', 'delivering') AND expires_at IS NOT NULL")
 Index(PREFIX + "outbox_expires", outbox.c.expires_at, postgresql_where=_EXPIRES, sqlite_where=_EXPIRES)
+
+# A lane has a row only while it has unfinished members. `head`: the one dispatch of it that has a due time.
+lanes = Table(
+    PREFIX + "lanes",
+    metadata,
+    Column("lane", Text, primary_key=True),
+    Column("head", Text),
+    postgresql_with={"fillfactor": 70},
+)
+
+# Unfinished dispatches of lanes, in the order in which they were sent. `fresh`: no dispatcher has seen it yet.
+# `due_at`: when it was to be sent; it is due once it is its lane's head.
+lane_members = Table(
+    PREFIX + "lane_members",
+    metadata,
+    Column("number", Position, Identity(cache=1), primary_key=True),
+    Column("lane", Text, nullable=False),
+    Column("dispatch", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("due_at", BigInteger, nullable=False),
+    Column("fresh", Integer, nullable=False, server_default=text("1")),
+    UniqueConstraint("dispatch", name=PREFIX + "lane_members_dispatch"),
+    sqlite_autoincrement=True,
+)
+Index(PREFIX + "lane_members_lane", lane_members.c.lane, lane_members.c.number)
+Index(PREFIX + "lane_members_fresh", lane_members.c.kind, lane_members.c.number,
+      postgresql_where=text("fresh = 1"), sqlite_where=text("fresh = 1"))  # fmt: skip
+
+# What hinders or paces the sends of a kind ('' as host) or to one host of it. Without a row nothing does.
+# `until`: no attempt before that; `next_at`: when a limited rate allows the next one.
+gates = Table(
+    PREFIX + "gates",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("host", Text, primary_key=True),
+    Column("until", BigInteger),
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("probe", Text),
+    Column("next_at", BigInteger),
+    Column("reason", AnyText),
+    Column("updated_at", BigInteger, nullable=False),
+)
+
+# Keys and event ids that stay taken after their rows were purged. `scope`: '' for a dispatch's key, an event's stream.
+tombstones = Table(
+    PREFIX + "tombstones",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("id", Text, nullable=False),
+    Column("stream", Text, nullable=False),
+    Column("content_hash", Text, nullable=False),
+    Column("ended_at", BigInteger, nullable=False),
+)
+_HOMELESS = text("stream = ''")
+Index(PREFIX + "tombstones_ended", tombstones.c.ended_at,
+      postgresql_where=_HOMELESS, sqlite_where=_HOMELESS)  # fmt: skip
+
+# What people did: who, why, to what, and what it was before and after.
+audit = Table(
+    PREFIX + "audit",
+    metadata,
+    Column("id", Position, Identity(cache=1), primary_key=True),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("reason", AnyText, nullable=False),
+    Column("before", AnyText, nullable=False),
+    Column("after", AnyText, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(PREFIX + "audit_subject", audit.c.subject, audit.c.id)
 
 timers = Table(
     PREFIX + "timers",

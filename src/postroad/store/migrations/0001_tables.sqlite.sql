@@ -8,6 +8,28 @@ CREATE TABLE {p}alerts (
     rung_at BIGINT
 );
 CREATE INDEX postroad_alerts_unrung ON {p}alerts (id) WHERE rung_at IS NULL;
+CREATE TABLE {p}audit (
+    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    action TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    "before" TEXT NOT NULL,
+    "after" TEXT NOT NULL,
+    at BIGINT NOT NULL
+);
+CREATE INDEX postroad_audit_subject ON {p}audit (subject, id);
+CREATE TABLE {p}gates (
+    kind TEXT NOT NULL,
+    host TEXT NOT NULL,
+    until BIGINT,
+    failures INTEGER DEFAULT 0 NOT NULL,
+    probe TEXT,
+    next_at BIGINT,
+    reason TEXT,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (kind, host)
+);
 CREATE TABLE {p}inbox (
     position INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     stream TEXT NOT NULL,
@@ -25,6 +47,22 @@ CREATE TABLE {p}inbox (
 CREATE INDEX postroad_inbox_dead ON {p}inbox (position) WHERE reason IS NOT NULL;
 CREATE INDEX postroad_inbox_front ON {p}inbox (type, ready_at, position) WHERE front = 1 AND reason IS NULL;
 CREATE INDEX postroad_inbox_stream ON {p}inbox (type, stream, position) WHERE reason IS NULL;
+CREATE TABLE {p}lane_members (
+    number INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    lane TEXT NOT NULL,
+    dispatch TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    due_at BIGINT NOT NULL,
+    fresh INTEGER DEFAULT 1 NOT NULL,
+    CONSTRAINT postroad_lane_members_dispatch UNIQUE (dispatch)
+);
+CREATE INDEX postroad_lane_members_fresh ON {p}lane_members (kind, number) WHERE fresh = 1;
+CREATE INDEX postroad_lane_members_lane ON {p}lane_members (lane, number);
+CREATE TABLE {p}lanes (
+    lane TEXT NOT NULL,
+    head TEXT,
+    PRIMARY KEY (lane)
+);
 CREATE TABLE {p}log (
     stream TEXT NOT NULL,
     seq BIGINT NOT NULL,
@@ -46,10 +84,8 @@ CREATE TABLE {p}outbox (
     kind TEXT NOT NULL,
     version INTEGER NOT NULL,
     destination TEXT NOT NULL,
-    body TEXT NOT NULL,
-    headers TEXT NOT NULL,
     lane TEXT,
-    lane_new INTEGER DEFAULT 0 NOT NULL,
+    host TEXT,
     policy TEXT NOT NULL,
     status TEXT NOT NULL,
     attempt INTEGER NOT NULL,
@@ -66,6 +102,8 @@ CREATE TABLE {p}outbox (
     origin TEXT NOT NULL,
     created_at BIGINT NOT NULL,
     updated_at BIGINT NOT NULL,
+    headers TEXT NOT NULL,
+    body TEXT NOT NULL,
     PRIMARY KEY (id),
     CONSTRAINT postroad_outbox_key UNIQUE ("key"),
     CONSTRAINT postroad_outbox_attempt CHECK (attempt >= 0),
@@ -74,8 +112,10 @@ CREATE TABLE {p}outbox (
     CONSTRAINT postroad_outbox_status CHECK (status IN ('pending', 'delivering', 'delivered', 'acked', 'dead_letter', 'expired')),
     CONSTRAINT postroad_outbox_claim CHECK ((status = 'delivering') = (claim_token IS NOT NULL) AND (status <> 'delivering' OR due_at IS NOT NULL))
 );
+CREATE INDEX postroad_outbox_created ON {p}outbox (created_at, id);
 CREATE INDEX postroad_outbox_due ON {p}outbox (kind, due_at) WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL;
 CREATE INDEX postroad_outbox_expires ON {p}outbox (expires_at) WHERE status IN ('pending', 'delivering') AND expires_at IS NOT NULL;
+CREATE INDEX postroad_outbox_host ON {p}outbox (kind, host, due_at) WHERE status = 'pending' AND due_at IS NOT NULL AND host IS NOT NULL;
 CREATE TABLE {p}queues (
     stream TEXT NOT NULL,
     type TEXT NOT NULL,
@@ -125,6 +165,16 @@ CREATE TABLE {p}timers (
     CONSTRAINT postroad_timers_status CHECK (status IN ('armed', 'fired', 'cancelled'))
 );
 CREATE INDEX postroad_timers_due ON {p}timers (fire_at) WHERE status = 'armed';
+CREATE TABLE {p}tombstones (
+    scope TEXT NOT NULL,
+    "key" TEXT NOT NULL,
+    id TEXT NOT NULL,
+    stream TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    ended_at BIGINT NOT NULL,
+    PRIMARY KEY (scope, "key")
+);
+CREATE INDEX postroad_tombstones_ended ON {p}tombstones (ended_at) WHERE stream = '';
 CREATE TABLE {p}transitions (
     id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     entity TEXT NOT NULL,

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import msgspec
 
 from postroad.engine import dispatcher, verdicts
-from postroad.engine.calls import CallResult, Returned
+from postroad.engine.calls import CallResult, Returned, run_call
 from postroad.engine.dispatcher import Dispatcher
 from postroad.engine.sinks import Ringer
 from postroad.model.clock import SECOND
@@ -142,20 +142,27 @@ def delays_apart() -> AbstractContextManager[object]:
 @_planted("mark delivered before sending")
 def marks_before_sending() -> AbstractContextManager[object]:
     """A dispatch is settled as delivered, then sent."""
-    real = Dispatcher._carry_out
+    begin = Dispatcher._begin
 
-    async def carry_out(self: Dispatcher, claim: Any, sender: Any) -> CallResult:
+    under_way: set[asyncio.Task[None]] = set()
+
+    def begins(self: Dispatcher, claim: Any, sender: Any) -> None:
+        beginning = asyncio.ensure_future(begins_late(self, claim, sender))
+        under_way.add(beginning)
+        beginning.add_done_callback(under_way.discard)
+
+    async def begins_late(self: Dispatcher, claim: Any, sender: Any) -> None:
         await self.parts.database.atransact(settle.settle, [self._judge(claim, sender, Returned(None))])
-        return await real(self, claim, sender)
+        begin(self, claim, sender)
 
-    return patch.object(Dispatcher, "_carry_out", carry_out)
+    return patch.object(Dispatcher, "_begin", begins)
 
 
 @_planted("send before commit")
 @contextmanager
 def sends_before_commit() -> Iterator[None]:
     """A dispatch is sent first, then its claim is committed."""
-    claim, carry_out = Dispatcher._claim, Dispatcher._carry_out
+    claim, begin = Dispatcher._claim, Dispatcher._begin
     early: dict[tuple[str, str], CallResult] = {}
 
     async def claims(self: Dispatcher, wants: Any, token: str, asked: int) -> Any:
@@ -169,14 +176,19 @@ def sends_before_commit() -> Iterator[None]:
         with suppress(_Undone):
             await self.parts.database.atransact(look)
         for each in seen:
-            self._aborts[each.id] = asyncio.get_running_loop().create_future()
-            early[each.id, token] = await carry_out(self, each, self.parts.registry.senders[each.kind])
+            sender, never = self.parts.registry.senders[each.kind], asyncio.get_running_loop().create_future()
+            calling = run_call(self.parts.calls, sender.fn, self._dispatch(each, sender), timeout=SECOND, abort=never)
+            early[each.id, token] = await calling
         return await claim(self, wants, token, asked)
 
-    async def carries_out(self: Dispatcher, each: Any, sender: Any) -> CallResult:
-        return early.pop((each.id, each.token), None) or await carry_out(self, each, sender)
+    def begins(self: Dispatcher, each: Any, sender: Any) -> None:
+        sent = early.pop((each.id, each.token), None)
+        if sent is None:
+            begin(self, each, sender)
+        else:
+            self._ended(each, sender, sent)
 
-    with patch.object(Dispatcher, "_claim", claims), patch.object(Dispatcher, "_carry_out", carries_out):
+    with patch.object(Dispatcher, "_claim", claims), patch.object(Dispatcher, "_begin", begins):
         yield
 
 
@@ -188,10 +200,10 @@ class _Undone(Exception):
 def delivers_unsent() -> AbstractContextManager[object]:
     """What is claimed counts as sent."""
 
-    async def carry_out(self: Dispatcher, claim: object, sender: object) -> CallResult:
-        return Returned(None)
+    def begins(self: Dispatcher, claim: Any, sender: Any) -> None:
+        self._ended(claim, sender, Returned(None))
 
-    return patch.object(Dispatcher, "_carry_out", carry_out)
+    return patch.object(Dispatcher, "_begin", begins)
 
 
 @_planted("fire timers early by one tick")

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import event
 
-from postroad.engine.calls import Abort, CallResult, InlineCalls, RealCalls
+from postroad.engine.calls import Call, Done, InlineCalls, RealCalls
 from postroad.engine.declarations import is_async
 from postroad.engine.leases import Keeper
 from postroad.engine.telemetry import Telemetry
@@ -181,10 +181,10 @@ def _copy(answer: Future[R], done: Future[R]) -> None:
 class SteppedCalls(RealCalls):
     """Async functions as tasks, with their deadlines; sync ones at once, since here is no other thread."""
 
-    async def run(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, abort: Abort) -> CallResult:
+    def start(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done) -> Call:
         if is_async(fn):
-            return await super().run(fn, argument, timeout=timeout, abort=abort)
-        return await InlineCalls().run(fn, argument, timeout=timeout, abort=abort)
+            return super().start(fn, argument, timeout=timeout, done=done)
+        return InlineCalls().start(fn, argument, timeout=timeout, done=done)
 
 
 class SteppedKeeper(Keeper):
