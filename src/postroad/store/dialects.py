@@ -24,9 +24,12 @@ BUSY_MILLISECONDS = 5_000
 _SQLITE_NO_FILE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _CONFIGURED = "postroad_configured"
 _OURS: Mapping[str, Any] = {OURS_OPTION: True}
-# These tables never have true statistics: we plan by our indexes.
-_DISTRUST = "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off"
-_TRUST = "SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT"
+# These tables never have true statistics: what we look for is few rows, each found through its index. Where a
+# planner takes a table for nearly empty, as after a purge, it would read a whole index to hash it.
+_NOT_OURS = ("bitmapscan", "seqscan", "hashjoin", "mergejoin")
+_DISTRUST = "; ".join(f"SET LOCAL enable_{name} = off" for name in _NOT_OURS)
+_TRUST = "; ".join(f"SET LOCAL enable_{name} TO DEFAULT" for name in _NOT_OURS)
+_DISTRUST_NOW = "SELECT " + ", ".join(f"set_config('enable_{name}', 'off', true)" for name in _NOT_OURS)
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _BEGIN_WRITE = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_DISTRUST}"
 _BEGIN_GROUP = f"{_BEGIN_WRITE}; SET LOCAL lock_timeout = {LOCK_WAIT_MILLISECONDS}"
@@ -284,9 +287,7 @@ def database_micros(conn: Connection) -> int | None:
 def distrust_statistics(conn: Connection) -> None:
     """For this transaction, plan by our indexes: these tables never have true statistics."""
     if conn.dialect.name == "postgresql" and not _begins_distrusting(conn):
-        conn.exec_driver_sql(
-            "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
-        )
+        conn.exec_driver_sql(_DISTRUST_NOW)
 
 
 def _begins_distrusting(conn: Connection) -> bool:

@@ -48,7 +48,7 @@ UPDATE {p}outbox
 SET status = 'delivering', attempt = attempt + 1, claim_token = :token, due_at = :until,
     first_attempt_at = coalesce(first_attempt_at, :now), max_attempts = coalesce(max_attempts, :attempts_max),
     updated_at = :now
-WHERE id IN (SELECT value FROM {list:ids})
+WHERE id {in_list:ids}
 """)
 
 _CURRENT = Statement("""

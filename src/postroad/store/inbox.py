@@ -34,8 +34,12 @@ _INSERT = Statement(
     "RETURNING stream, event_id, position"
 )
 _HELD = Statement(
-    "SELECT i.stream, i.event_id, i.position, i.kind, i.data FROM {rows:e(stream text, event_id text)} "
-    "JOIN {p}inbox i ON i.stream = e.stream AND i.event_id = e.event_id"
+    "SELECT stream, event_id, position, kind, data FROM (SELECT e.stream, e.event_id, "
+    + ", ".join(
+        f"(SELECT i.{name} FROM {{p}}inbox i WHERE i.stream = e.stream AND i.event_id = e.event_id) AS {name}"
+        for name in ("position", "kind", "data")
+    )
+    + " FROM {rows:e(stream text, event_id text)}) AS found WHERE position IS NOT NULL"
 )
 _OVER = Statement(
     "SELECT stream, event_id, seq, deleted_at FROM (SELECT e.stream, e.event_id, " + LANDED + " AS seq, "

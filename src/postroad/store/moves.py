@@ -19,12 +19,11 @@ COLUMNS = (
     "o.id, o.key, o.stream, o.kind, o.destination, o.policy, o.status, o.attempt, o.max_attempts, o.epoch, "
     "o.due_at, o.first_attempt_at, o.claim_token, o.expires_at, o.last_error, o.receipt"
 )
+NO_ATTEMPT = "claimed to be ended, no attempt"
 _ALERTING = frozenset({Status.DEAD_LETTER, Status.EXPIRED})
 
 # Ordered, so that two groups of settlements never wait for each other in a circle.
-_LOCK = Statement(
-    "SELECT " + COLUMNS + " FROM {p}outbox AS o WHERE o.id IN (SELECT value FROM {list:ids}) ORDER BY o.id {for_update}"
-)
+_LOCK = Statement("SELECT " + COLUMNS + " FROM {p}outbox AS o WHERE o.id {in_list:ids} ORDER BY o.id {for_update}")
 
 # The rows are locked; status and token are compared all the same, so that no caller's mistake goes by unseen.
 _UPDATE = Statement("""
@@ -35,7 +34,7 @@ SET status = moves.status, due_at = moves.due_at, attempt = moves.attempt,
     claim_token = NULL, updated_at = :now
 FROM {rows:moves(id text, status text, due_at int, attempt int, first_attempt_at int,
                  max_attempts int, last_error text, receipt text, was text, token text)}
-WHERE o.id = moves.id AND o.status = moves.was AND o.claim_token IS NOT DISTINCT FROM moves.token
+WHERE o.id = moves.id AND o.id {in_list:ids} AND o.status = moves.was AND o.claim_token IS NOT DISTINCT FROM moves.token
 """)
 
 # Of two outcomes with one id the first stays, whatever the error or receipt of the second; whoever publishes
@@ -73,7 +72,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of a dispatch, or (`late`) what a claimant did after its claim was over: only history.
+    """One change of a dispatch, or (`late`) a word on it that changes nothing: only history.
 
     `due_at` None: it is finished, or waits for something else than time. `error` and `receipt` are what the
     row holds from now on. `told`: the outcome that its stream gets, if there is a stream.
@@ -90,6 +89,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     receipt: str | None = None
     on_failure: Literal["event", "alert"] = "event"
+    source: str = "system"
     actor: str = ""
     late: bool = False
     told: Status | None = None
@@ -173,7 +173,8 @@ def _write(conn: Connection, moves: Sequence[Move], *, now: int) -> None:
         }
         for each in moves
     ]
-    written = _UPDATE(conn, moves=as_json(rows), now=now).rowcount
+    ids = [row["id"] for row in rows]
+    written = _UPDATE(conn, moves=as_json(rows), ids=as_json(ids), now=now).rowcount
     if written != len(moves):
         raise StaleClaim(f"{len(moves) - written} of {len(moves)} dispatches had moved on.")
 
@@ -222,7 +223,8 @@ def _history(each: Move, *, dropped: bool) -> list[NewTransition]:
             from_status=before,
             to_status=after,
             reason_code=each.reason if after is each.to else Reason.ATTEMPT,
-            summary=each.summary if after is each.to else "claimed to be ended, no attempt",
+            summary=each.summary if after is each.to else NO_ATTEMPT,
+            source=each.source,
             actor=each.actor,
             metadata=as_json(about),
         )

@@ -31,16 +31,13 @@ RETURNING id
 """)
 
 _HOLDERS = Statement("""
-SELECT o.key, o.id, o.content_hash FROM {p}outbox AS o WHERE o.key IN (SELECT value FROM {list:keys})
+SELECT o.key, o.id, o.content_hash FROM {p}outbox AS o WHERE o.key {in_list:keys}
 """)
 
 # A refusal leaves nothing behind, whatever its caller does with the transaction.
-_UNDO = Statement("DELETE FROM {p}outbox WHERE id IN (SELECT value FROM {list:ids})")
+_UNDO = Statement("DELETE FROM {p}outbox WHERE id {in_list:ids}")
 
-_PENDING = Statement(
-    "SELECT " + moves.COLUMNS + " FROM {p}outbox AS o "
-    "WHERE o.key IN (SELECT value FROM {list:keys}) AND o.status = 'pending' ORDER BY o.id {for_update}"
-)
+_PENDING = Statement("SELECT id FROM {p}outbox WHERE key {in_list:keys} AND status = 'pending'")
 
 
 def insert(
@@ -132,7 +129,8 @@ def withdraw(conn: Connection, keys: Sequence[str], *, actor: str, now: int) -> 
     """
     if not keys:
         return []
-    found = _PENDING(conn, keys=as_json(keys)).into(moves.Standing)
-    made = [moves.move(row, Status.EXPIRED, Reason.WITHDRAWN, "withdrawn", actor=actor) for row in found]
+    found = moves.lock(conn, _PENDING(conn, keys=as_json(keys)).scalars())
+    pending = [row for row in found.values() if row.status is Status.PENDING]
+    made = [moves.move(row, Status.EXPIRED, Reason.WITHDRAWN, "withdrawn", actor=actor) for row in pending]
     moves.apply(conn, made, now=now)
     return [move.row.key for move in made]

@@ -154,7 +154,7 @@ _OF_HOST = text("status = 'pending' AND due_at IS NOT NULL AND host IS NOT NULL"
 Index(PREFIX + "outbox_host", outbox.c.kind, outbox.c.host, outbox.c.due_at,
       postgresql_where=_OF_HOST, sqlite_where=_OF_HOST)  # fmt: skip
 # For people, who look at the newest first, and for retention, which ends the oldest.
-Index(PREFIX + "outbox_created", outbox.c.created_at, outbox.c.id)
+Index(PREFIX + "outbox_created", outbox.c.created_at)
 _EXPIRES = text("status IN ('pending', 'delivering') AND expires_at IS NOT NULL")
 Index(PREFIX + "outbox_expires", outbox.c.expires_at, postgresql_where=_EXPIRES, sqlite_where=_EXPIRES)
 

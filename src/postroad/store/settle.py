@@ -20,7 +20,7 @@ _OVERDUE = Statement(
     "ORDER BY o.expires_at LIMIT :limit {skip_locked}"
 )
 
-_HELD = Statement("SELECT id, claim_token FROM {p}outbox WHERE id IN (SELECT value FROM {list:ids})")
+_HELD = Statement("SELECT id, claim_token FROM {p}outbox WHERE id {in_list:ids}")
 _SAID: dict[Result, str] = {
     "ok": "sent",
     "failed": "failed",

@@ -98,7 +98,7 @@ _DUE = Statement("""
 """)
 _DELETED = Statement("""
     SELECT id FROM {p}streams
-    WHERE id IN (SELECT value FROM {list:streams}) AND deleted_at IS NOT NULL
+    WHERE id {in_list:streams} AND deleted_at IS NOT NULL
 """)
 _NEXT = Statement("SELECT fire_at FROM {p}timers WHERE status = 'armed' ORDER BY fire_at LIMIT 1")
 _ARMED = Statement(f"""

@@ -112,7 +112,7 @@ CREATE TABLE {p}outbox (
     CONSTRAINT postroad_outbox_status CHECK (status IN ('pending', 'delivering', 'delivered', 'acked', 'dead_letter', 'expired')),
     CONSTRAINT postroad_outbox_claim CHECK ((status = 'delivering') = (claim_token IS NOT NULL) AND (status <> 'delivering' OR due_at IS NOT NULL))
 );
-CREATE INDEX postroad_outbox_created ON {p}outbox (created_at, id);
+CREATE INDEX postroad_outbox_created ON {p}outbox (created_at);
 CREATE INDEX postroad_outbox_due ON {p}outbox (kind, due_at) WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL;
 CREATE INDEX postroad_outbox_expires ON {p}outbox (expires_at) WHERE status IN ('pending', 'delivering') AND expires_at IS NOT NULL;
 CREATE INDEX postroad_outbox_host ON {p}outbox (kind, host, due_at) WHERE status = 'pending' AND due_at IS NOT NULL AND host IS NOT NULL;
