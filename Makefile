@@ -11,7 +11,7 @@ PEERS_STAMP := .venv-peers/.installed
 CODE := src tests $(wildcard examples benchmarks docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-system coverage check format bench bench-peers sim mutants chaos eval clean
+.PHONY: help install demo test test-system coverage check format bench bench-peers sim mutants chaos notify eval clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ mutants: install ## Plant bugs and see how soon the simulation finds each (JSON=
 
 chaos: install ## Kill, stop and rob real processes of their databases, and check everything (DURATION=60 SEED=1)
 	$(BIN)/python -m postroad.testing.chaos --duration $(DURATION) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+notify: install ## Run the notifying example in a folder of its own
+	folder=$$(mktemp -d) && cd $$folder && POSTROAD_BUNDLED_SQLITE=1 \
+		$(CURDIR)/$(BIN)/python $(CURDIR)/examples/notify/notify.py; rm -rf $$folder
 
 eval: install ## Run the freight scenarios
 	$(BIN)/postroad eval examples/freight/scenarios/*.yaml

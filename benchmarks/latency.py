@@ -86,22 +86,22 @@ def measure(kind: Kind, ours: Place, limit: Place, plan: Plan, progress: Progres
             for side, place in (("ours", ours), (kind, limit)):
                 place.clear()
                 found[side] += run(side, place, plan.latency_seconds / plan.rounds)
-        percentiles = [_percentiles(lengths) for lengths in found.values()]
-        for name, mine, theirs in zip(("p50", "p95", "p99"), *percentiles, strict=True):
+        sides = [percentiles(of_side) for of_side in found.values()]
+        for name, mine, theirs in zip(("p50", "p95", "p99"), *sides, strict=True):
             yield Figure(work=NAME, database=kind, case=f"{case}, {name}", unit="ms", ours=mine, against=theirs)
 
 
 def _beside(side: str, place: Place, seconds: float) -> list[float]:
     with closing(SIDES[side](place.url, place.schema)) as both, both.receiving() as arrivals:
-        left = _publish(both.send, seconds)
+        left = publish(both.send, seconds)
         await_all(arrivals, left.keys())
-        return _lengths(left, arrivals)
+        return lengths(left, arrivals)
 
 
 def _between(side: str, place: Place, seconds: float) -> list[float]:
     with closing(SIDES[side](place.url, place.schema)) as publisher, child(_receive, place, side) as receiver:
-        left = _publish(publisher.send, seconds)
-        return _lengths(left, receiver.ask(list(left)))
+        left = publish(publisher.send, seconds)
+        return lengths(left, receiver.ask(list(left)))
 
 
 def _receive(url: str, schema: str | None, pipe: Pipe, side: str) -> None:
@@ -112,7 +112,7 @@ def _receive(url: str, schema: str | None, pipe: Pipe, side: str) -> None:
         pipe.recv()
 
 
-def _publish(send: Send, seconds: float) -> Arrivals:
+def publish(send: Send, seconds: float) -> Arrivals:
     """Commit dispatches at random moments; when each commit was answered."""
     moments = random.Random(SEED)
     due = time.monotonic()
@@ -134,11 +134,12 @@ def await_all(arrivals: Arrivals, keys: Collection[str]) -> None:
         time.sleep(0.01)
 
 
-def _lengths(left: Arrivals, arrivals: Arrivals) -> list[float]:
+def lengths(left: Arrivals, arrivals: Arrivals) -> list[float]:
     """How long each was under way, in milliseconds; the first ones, which warm up, don't count."""
     return [(arrivals[key] - at) / 1e6 for key, at in list(left.items())[WARM:]]
 
 
-def _percentiles(lengths: list[float]) -> tuple[float, float, float]:
+def percentiles(lengths: list[float]) -> tuple[float, float, float]:
+    """p50, p95 and p99."""
     cuts = quantiles(lengths, n=100, method="inclusive")
     return rounded(cuts[49]), rounded(cuts[94]), rounded(cuts[98])

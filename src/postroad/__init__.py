@@ -7,14 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from postroad.engine.app import Dispatches, Postroad
+    from postroad.engine.app import Postroad
     from postroad.engine.declarations import OUTCOME, TIMER_FIRED, Transport
+    from postroad.engine.dispatches import Dispatches
     from postroad.engine.handlers import Handlers
     from postroad.engine.running import Drained, Loops
     from postroad.engine.tools import Tool
     from postroad.engine.transaction import Opening, Transaction
     from postroad.engine.turn import Turn
-    from postroad.model.dispatches import Accepted, Alert, Dispatch, DispatchRow, Receipt, Withdrawn
+    from postroad.model.dispatches import (
+        Accepted,
+        Alert,
+        Changed,
+        Dispatch,
+        DispatchFilter,
+        DispatchRow,
+        Receipt,
+        Withdrawn,
+    )
     from postroad.model.errors import (
         AckNotRequested,
         AckRefused,
@@ -46,18 +56,23 @@ if TYPE_CHECKING:
     from postroad.model.folds import Fold
     from postroad.model.kinds import Kind
     from postroad.model.retry import Retry
+    from postroad.transports.argv import Argv
+    from postroad.transports.webhook import Webhook
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "engine.app": ("Dispatches", "Postroad"),
+    "engine.app": ("Postroad",),
     "engine.declarations": ("OUTCOME", "TIMER_FIRED", "Transport"),
+    "engine.dispatches": ("Dispatches",),
     "engine.handlers": ("Handlers",),
     "engine.running": ("Drained", "Loops"),
     "engine.transaction": ("Opening", "Transaction"),
     "engine.tools": ("Tool",),
     "engine.turn": ("Turn",),
-    "model.dispatches": ("Accepted", "Alert", "Dispatch", "DispatchRow", "Receipt", "Withdrawn"),
+    "model.dispatches": (
+        "Accepted", "Alert", "Changed", "Dispatch", "DispatchFilter", "DispatchRow", "Receipt", "Withdrawn",
+    ),
     "model.errors": (
         "AckNotRequested", "AckRefused", "BadAckToken", "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy",
         "DatabaseReplaced", "DispatchNotFound", "GiveUp", "InvalidInput", "KeyConflict", "NestedTransaction",
@@ -68,17 +83,20 @@ _HOMES = {
     "model.folds": ("Fold",),
     "model.kinds": ("Kind",),
     "model.retry": ("Retry",),
+    "transports.argv": ("Argv",),
+    "transports.webhook": ("Webhook",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "OUTCOME", "TIMER_FIRED", "Accepted", "AckNotRequested", "AckRefused", "Alert", "BadAckToken", "CommitUnknown",
-    "ConcurrencyConflict", "DatabaseBusy", "DatabaseReplaced", "Dispatch", "DispatchNotFound", "DispatchRow",
+    "OUTCOME", "TIMER_FIRED", "Accepted", "AckNotRequested", "AckRefused", "Alert", "Argv", "BadAckToken", "Changed",
+    "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy", "DatabaseReplaced", "Dispatch", "DispatchFilter",
+    "DispatchNotFound", "DispatchRow",
     "Dispatches", "Drained", "Entry", "Event", "Fold", "GiveUp", "Handlers", "InvalidInput", "KeyConflict", "Kind",
     "Loops", "NestedTransaction", "NotInTransaction", "Opening", "Outcome", "OutcomeUnknown", "Postroad",
     "PostroadError", "Receipt", "Refused", "Retry", "RetryLater", "SchemaMismatch", "SourceRefused", "Span",
     "StaleClaim", "StreamDeleted", "TimerConflict", "Tool", "Transaction", "TransactionAborted", "Transport", "Turn",
-    "UnknownKind", "Withdrawn",
+    "UnknownKind", "Webhook", "Withdrawn",
 ]  # fmt: skip
 
 

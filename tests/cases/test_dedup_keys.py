@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from postroad import OUTCOME, Dispatch, GiveUp, KeyConflict, Kind, Postroad, Retry, Turn
 from postroad.model.dispatches import Accepted
-from postroad.store import moments
+from postroad.store import moments, moves, purging
 from postroad.testing.contracts.dispatches import Waiting, in_threads
 from tests.engine.conftest import Open
 
@@ -103,6 +103,39 @@ def test_another_body_under_a_taken_key_is_an_error_in_every_status(harness: Ope
     for key in ("delivered", "dead", "expired"):
         check(post, key, seen)
     assert set(seen) == {"pending", "delivering", "delivered", "dead_letter", "expired"}
+
+
+def test_another_body_under_a_purged_key_is_an_error(harness: Open) -> None:
+    """Once its row is gone a key's own content is still the first one, with its id; other content is refused."""
+    post = Postroad()
+    post.sender(SMS)(lambda d: None)
+
+    @post.turn("chat", attempts=1)
+    def chat(t: Turn) -> None:
+        t.send(SMS, {"n": 1}, key="k")
+
+    h = harness(post)
+    with post.begin() as tx:
+        first = tx.send(SMS, {"n": 1}, key="k")
+    h.drain()
+    post.database.transact(lambda conn, *, now: purge(conn, first.id, now=now))
+    assert post.dispatches.get("k") is None
+    for given, keep in (({"n": 1}, "error"), ({"n": 1}, "keep"), ({"n": 2}, "keep")):
+        with post.begin() as tx:
+            again = tx.send(SMS, given, key="k", on_conflict=keep)
+        assert (again.id, again.created) == (first.id, False)
+    with pytest.raises(KeyConflict) as refused, post.begin() as tx:
+        tx.send(SMS, {"n": 2}, key="k")
+    assert refused.value.key == "k"
+    with post.begin() as tx:
+        tx.publish("chat/1", NOTE, {"n": 1})
+    h.drain()
+    assert [e.kind for e in h.entries("chat/1")] == ["note", "postroad.failed"]
+    assert len(h.sent(SMS)) == 1
+
+
+def purge(conn: Connection, id: str, *, now: int) -> None:
+    purging.purge(conn, list(moves.lock(conn, [id]).values()), history=False, now=now)
 
 
 def check(post: Postroad, key: str, seen: list[str]) -> None:

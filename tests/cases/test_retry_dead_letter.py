@@ -1,16 +1,38 @@
-"""Attempts are bounded, spread over time, and whatever dies says why and can be found."""
+"""Attempts are bounded, spread over time, and whatever dies says why, can be found and sent again."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from postroad import Dispatch, Kind, Postroad, Retry, RetryLater
+from postroad import Dispatch, DispatchFilter, Kind, Postroad, Retry, RetryLater
 from postroad.model.clock import SECOND
+from postroad.store import audit
+from postroad.store.statements import Statement
 from tests.engine.conftest import Open
 
 MAIL = Kind("mail", dict[str, str])
+# Dead letters of a route, as an outage leaves them; and a row of history each.
+DEAD = Statement("""
+WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < :rows)
+INSERT INTO {p}outbox (id, key, stream, kind, version, destination, body, headers, policy, status, attempt,
+    max_attempts, epoch, last_error, content_hash, origin, created_at, updated_at)
+SELECT 'id' || n, 'k' || n, '', 'mail', 1, CASE WHEN n % 5 = 0 THEN 'other' ELSE 'route' END, '{}', '{}', 'event',
+    'dead_letter', 8, 8, 0, 'refused', '', '{}', :now, :now FROM n
+""")
+DIED = Statement("""
+INSERT INTO {p}transitions (entity, from_status, to_status, reason_code, summary, source, actor, evidence, metadata, at)
+SELECT id, 'delivering', 'dead_letter',
+    CASE WHEN destination = 'other' THEN 'dispatch.dead_letter.permanent' ELSE 'dispatch.dead_letter.max_attempts' END,
+    'attempt 8 of 8 failed: refused', 'system', '', '[]', '{}', :now FROM {p}outbox
+""")
+COUNTS = Statement("SELECT status, count(*) AS number FROM {p}outbox GROUP BY status")
+DUES = Statement("SELECT due_at FROM {p}outbox WHERE status = 'pending' AND kind = 'mail' ORDER BY due_at")
 
 
 def row(post: Postroad, key: str = "k") -> Any:
@@ -106,6 +128,12 @@ def test_an_outage_of_half_an_hour_burns_no_attempts_in_a_minute(harness: Open) 
     for dead in post.dispatches.list(status="dead_letter"):
         assert (dead.reason, dead.attempt) == ("dispatch.dead_letter.max_attempts", 8)
         assert dead.last_error == "RetryLater: Try again later. connection refused"
+    died = ended["dead_letter"]
+    found = post.dispatches.list(reason="max_attempts")
+    assert len(found) == died, "one command lists them by reason"
+    assert post.dispatches.retry(DispatchFilter(reason="max_attempts"), actor="ann", reason="broker is up").done == died
+    h.advance(60)
+    assert Counter(one.status for one in post.dispatches.list()) == {"delivered": 30}
 
 
 def test_what_an_outage_outlived_is_not_sent_and_the_rest_shows_its_age(harness: Open) -> None:
@@ -122,3 +150,67 @@ def test_what_an_outage_outlived_is_not_sent_and_the_rest_shows_its_age(harness:
     (sent,) = h.sent(MAIL)
     assert (sent.key, sent.created_at, sent.attempt, sent.possible_duplicate) == ("fresh", written, 1, False)
     assert (row(post, "stale").status, row(post, "stale").attempt) == ("expired", 0)
+
+
+def fill(post: Postroad, rows: int) -> None:
+    """So many dead letters."""
+
+    def write(conn: Any, *, now: int) -> None:
+        DEAD(conn, rows=rows, now=now)
+        DIED(conn, now=now)
+
+    post.database.transact(write)
+
+
+def counts(post: Postroad) -> dict[str, int]:
+    """How many dispatches are in which status."""
+    return {row.status: row.number for row in post.database.read(COUNTS)}
+
+
+def test_a_bulk_retry_that_is_killed_loses_and_repeats_nothing(place: dict[str, Any]) -> None:
+    """Killed half-way, all rows are pending or dead; the same command once more does the rest and no row twice."""
+    post = Postroad(**place, migrate=True)
+    fill(post, 1000)
+    code = (
+        "import postroad.bundled_sqlite\n"
+        "from postroad.testing.failpoints import arm_from_environment\n"
+        "from postroad.surfaces.cli import main\narm_from_environment()\nmain()"
+    )
+    command = [sys.executable, "-c", code, "dispatch", "retry", "--status", "dead_letter", "--database"]
+    command += [place["database"], *(("--schema", place["schema"]) if "schema" in place else ())]
+    killed = subprocess.run(
+        command,
+        check=False,
+        timeout=60,
+        capture_output=True,
+        env={**os.environ, "POSTROAD_FAILPOINT": "commit.before:2"},
+    )
+    assert killed.returncode == -9, killed.stderr
+    assert counts(post) == {"pending": 500, "dead_letter": 500}
+    done = post.dispatches.retry(DispatchFilter(status="dead_letter"), actor="ann")
+    assert (done.found, done.done, counts(post)) == (500, 500, {"pending": 1000})
+    assert {one.epoch for one in post.dispatches.list(limit=1000)} == {1}
+    assert len(post.database.read(audit.list_)) == 2, "one for each chunk that was committed"
+    post.close()
+
+
+def test_a_backlog_is_retried_without_a_flood(place: dict[str, Any]) -> None:
+    """One audited command for a route and a reason; due at a rate, so that new dispatches go before most of it."""
+    post = Postroad(**place, migrate=True)
+    post.sender(MAIL)(lambda d: None)
+    fill(post, 5000)
+    wanted = DispatchFilter(to="route", reason="max_attempts")
+    done = post.dispatches.retry(wanted, actor="ann", reason="up again", rate=50)
+    assert (done.found, done.done, dict(done.refused)) == (4000, 4000, {})
+    dues = [row.due_at for row in post.database.read(DUES)]
+    gaps = {later - earlier for earlier, later in pairwise(dues)}
+    assert gaps == {SECOND // 50}, "over all chunks, at the rate that was asked for"
+    with post.begin() as tx:
+        tx.send(MAIL, {}, to="new", key="new")
+    new = row(post, "new")
+    assert sum(due < new.due_at.timestamp() * SECOND for due in dues) < len(dues) // 2
+    one = row(post, "k1")
+    assert (one.attempt, one.last_error) == (0, None)
+    assert one.history[0]["summary"] == "attempt 8 of 8 failed: refused", "the old error stays readable"
+    assert {each.subject for each in post.database.read(audit.list_)} == {"to=route reason=max_attempts"}
+    post.close()

@@ -9,16 +9,19 @@ from sqlalchemy import Connection, text
 from typer.testing import CliRunner
 
 from postroad import Kind, Postroad, SchemaMismatch, Turn
+from postroad.engine import sweep
 from postroad.model.clock import SECOND, FakeClock
-from postroad.store import dispatch_claims, migrations, outbox, settle, timers
+from postroad.model.retention import DAY
+from postroad.store import audit, dispatch_claims, migrations, outbox, retention, settle, timers
 from postroad.store.database import Database
 from postroad.store.migrations.steps import STEPS, Step
 from postroad.store.statements import Statement
 from postroad.surfaces.cli import app as cli
 from postroad.testing.contracts.dispatches import POLICY, claim, dispatch, settlement
-from tests.cases.apps import OpenApp
+from tests.cases.apps import OpenApp, until
 
 ANY: Kind[Any] = Kind("any", Any)
+MAIL = Kind("mail", dict[str, int])
 BACKLOG = 60_000
 KINDS = 50
 NUMBERS = "WITH RECURSIVE n(n) AS (SELECT CAST(:first AS bigint) UNION ALL SELECT n + 1 FROM n WHERE n + 1 < :last)"
@@ -107,6 +110,69 @@ def test_a_delivery_changes_few_rows(database: Database, clock: FakeClock) -> No
         return {row[0]: tuple(row[1:]) for row in conn.execute(counted)}
 
     assert database.transact(deliver) == {"postroad_outbox": (50, 100, 0), "postroad_transitions": (150, 0, 0)}
+
+
+OLD, DEAD = 50_000, 500  # `python -m benchmarks --work retention` has four times as many, and figures
+LETTERS = Statement(f"""
+INSERT INTO {{p}}outbox (id, key, stream, kind, version, destination, body, headers, policy, status, attempt,
+    epoch, content_hash, origin, created_at, updated_at)
+{NUMBERS}
+SELECT 'old' || n, 'old' || n, '', 'any', 1, '', '1', '{{{{}}}}', 'event', :status, 1, 0, '', '{{{{}}}}', :born + n,
+    :ended FROM n
+""")
+TRACES = Statement(f"""
+INSERT INTO {{p}}transitions (entity, from_status, to_status, reason_code, summary, source, actor, evidence, metadata,
+    at)
+{NUMBERS} SELECT 'old' || n, 'delivering', 'dead_letter', 'dispatch.dead_letter.permanent', '', '', '', '[]',
+    '{{{{}}}}', 0 FROM n
+""")
+LEFT = Statement("SELECT status, count(*) AS rows FROM {p}outbox WHERE kind = 'any' GROUP BY status")
+KEPT = Statement("SELECT count(*) FROM {p}transitions WHERE at = 0")
+
+
+def fill_old(conn: Connection, *, now: int) -> None:
+    """Delivered ones past their time, and dead ones among them that are not."""
+    rows = partial(LETTERS, conn, born=now - 20 * DAY, ended=now - 10 * DAY)
+    rows(first=0, last=OLD // 2, status="delivered")
+    rows(first=OLD // 2, last=OLD // 2 + DEAD, status="dead_letter")
+    rows(first=OLD // 2 + DEAD, last=OLD + DEAD, status="delivered")
+    TRACES(conn, first=OLD // 2, last=OLD // 2 + DEAD)
+
+
+@pytest.mark.timeout(300)
+def test_a_great_purge_goes_in_small_steps_beside_sends(open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """50,000 old rows go in chunks while dispatches come and are sent; none of these is lost, the dead ones stay."""
+    monkeypatch.setattr(sweep, "FIRST", 0)
+    monkeypatch.setattr(sweep, "REST", 1)
+    chunks: list[int] = []
+    real = retention.end
+
+    def end(conn: Connection, found: Any, *args: Any, **more: Any) -> Any:
+        chunks.append(len(found.rows))
+        return real(conn, found, *args, **more)
+
+    monkeypatch.setattr(retention, "end", end)
+    post = open_app()
+    sent: list[str] = []
+    post.sender(MAIL)(lambda d: sent.append(d.key))
+    post.kinds(ANY)
+    post.database.transact(fill_old)
+    keys: list[str] = []
+    with post.running():
+        while sum(chunks) < OLD:
+            keys.append(f"k{len(keys)}")
+            with post.begin() as tx:
+                tx.send(MAIL, {"n": len(keys)}, key=keys[-1])
+            until(lambda: len(sent) == len(keys), "a send beside the purge")
+    assert sorted(sent) == sorted(keys)
+    assert (sum(chunks), max(chunks)) == (OLD, retention.CHUNK)
+    assert {row.status: row.rows for row in post.database.read(lambda conn: LEFT(conn).all())} == {"dead_letter": DEAD}
+    assert post.database.read(lambda conn: KEPT(conn).scalar_one()) == DEAD
+    (audited,) = post.database.read(audit.list_)
+    assert audited.after == f'{{"delivered":{OLD}}}'
+    with post.begin() as tx:
+        again = tx.send(ANY, 1, key="old7", on_conflict="keep")
+    assert (again.id, again.created) == ("old7", False)
 
 
 def test_lists_carry_no_bodies(place: dict[str, Any], open_app: OpenApp) -> None:

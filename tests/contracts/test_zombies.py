@@ -19,7 +19,7 @@ from postroad.model.rows import DispatchClaim, Hold, NewEntry, Settlement, TurnC
 from postroad.store import dispatch_claims, log, moves, queues, runs, settle, status, timers, turns
 from postroad.store.database import Database
 from postroad.store.statements import Statement
-from postroad.surfaces import reading
+from postroad.surfaces import dispatch_reading
 from postroad.testing import Harness
 from postroad.testing.contracts.dispatches import another
 from postroad.testing.contracts.streams import decided
@@ -211,7 +211,8 @@ def test_a_send_that_comes_too_late_is_counted(harness: Open, late: Callable[[Di
         tx.send(MAIL, {}, key="k")
     drained = h.drain()
     assert (drained.attempted, drained.stale, drained.delivered, drained.waiting) == (1, 1, 0, 0)
-    found, why = post.database.read(lambda conn: reading.dispatch(conn, "k", now=h.clock.wall()))
+    seen = post.database.read(dispatch_reading.dispatch, "k", whole=False, known=None, now=h.clock.wall())
+    found, why = seen.row, seen.why
     assert (found.status, found.reason) == ("delivered", Reason.TRANSPORT_OK)
     assert found.history[-1]["reason_code"] == (Reason.STALE_OK if late is returns else Reason.STALE_FAILED)
     assert found.history[-1]["summary"].startswith("attempt 1 ")

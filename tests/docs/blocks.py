@@ -114,7 +114,7 @@ def run_command(command: Command, folder: Path, page: Path) -> None:
     match name:
         case "python":
             printed = run_python(arguments[0], arguments[1:], folder, page)
-        case "postroad" if arguments[0] == "run":
+        case "postroad" if arguments[0] == "run" and "--once" not in arguments:
             printed = run_until_ended(arguments, folder)
         case "postroad":
             printed = run([sys.executable, "-m", "postroad.surfaces.cli", *arguments], folder, page)

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
-from postroad.store import dialects, dispatch_claims, dispatch_views, due, moves, outbox, settle
+from postroad.store import dialects, dispatch_claims, dispatch_views, due, moves, operators, outbox, settle
 from postroad.store.database import Database
 from postroad.store.statements import Statement, as_json
 from tests.plans.places import STATISTICS, filled
@@ -33,6 +33,10 @@ INSERT INTO {{p}}transitions (entity, from_status, to_status, reason_code, summa
     metadata, at)
 {NUMBERS}
 SELECT 'id/' || n, 'delivering', 'delivered', 'ok', '', '', '', '[]', '{{{{}}}}', 0 FROM n
+""")
+PURGED = Statement(f"""
+INSERT INTO {{p}}tombstones (scope, key, id, stream, content_hash, ended_at) {NUMBERS}
+SELECT '', 'purged/' || n, 'purged/' || n, '', '', 0 FROM n
 """)
 GROUPS = [("delivered", FINISHED), ("pending", WAITING), ("delivering", 100)]
 
@@ -66,6 +70,7 @@ def fill(conn: Connection) -> None:
         DISPATCHES(conn, first=first, rows=rows, status=status)
         first += rows
     HISTORY(conn, first=0, rows=FINISHED)
+    PURGED(conn, first=0, rows=FINISHED)
 
 
 def plan(conn: Connection, statement: Statement, parameters: dict[str, Any]) -> str:
@@ -106,11 +111,13 @@ TRUSTED = [
 READ = [  # by people only: where the planner takes a table for nearly empty, they wait a moment longer
     (dispatch_views._GET, {"name": "id/7"}, "outbox_key"),
     (dispatch_views._HISTORY, {"id": "id/7"}, "transitions_entity"),
+    (operators._STORIES, {"ids": IDS}, "transitions_entity"),
+    (operators._REVIVE, {"revived": '[{"id":"id/1","due_at":1,"expires_at":null}]', "now": NOW}, "_pkey"),
 ]
 
 
 def name(value: object) -> str | None:
-    modules = (dispatch_claims, dispatch_views, due, moves, outbox, settle)
+    modules = (dispatch_claims, dispatch_views, due, moves, operators, outbox, settle)
     for module in modules:
         for key, item in vars(module).items():
             if item is value and isinstance(value, Statement):

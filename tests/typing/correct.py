@@ -1,6 +1,6 @@
 """Uses of the public surface that mypy and pyright must accept. Checked, never run."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,7 +17,10 @@ from postroad import (
     TIMER_FIRED,
     Accepted,
     Alert,
+    Changed,
     Dispatch,
+    DispatchFilter,
+    DispatchRow,
     Drained,
     Entry,
     Event,
@@ -194,6 +197,15 @@ def operate() -> None:
         assert_type(found.due_at, datetime | None)
     for row in post.dispatches.list(status="dead_letter", kind="sms", limit=5):
         print(row.key, row.reason)
+        page = post.dispatches.list(key="order/", reason="max_attempts", origin={"by": "x"}, after=row.cursor)
+        assert_type(page, Sequence[DispatchRow])
+    if not post.dispatches.retry("order/1", actor="ann", reason="route fixed", force=True, expires=timedelta(hours=1)):
+        assert_type(post.dispatches.replay("order/1", actor="ann", key="order/1/again").id, str | None)
+    old = DispatchFilter(status="delivered", before=datetime.now(UTC) - timedelta(days=7))
+    assert_type(post.dispatches.purge(old, actor="ann", reason="tidy", history=True, dry_run=True), Changed)
+    assert_type(post.dispatches.retry(DispatchFilter(kind="sms"), actor="ann", rate=20).done, int)
+    post.dispatches.withdraw("order/2", actor="ann")
+    post.dispatches.resolve("order/3", "sent", actor="ann", reason="the carrier has it")
     post.close()
 
 

@@ -86,7 +86,7 @@ def filled(place: Place) -> Place:
     run("migrate", *place.options)
     post = place.app()
     post.sender(MAIL, retry=Retry(attempts=1))(send)
-    post.kinds(LATER)
+    post.elsewhere(LATER)
     post.turn("load", attempts=1)(decide)
     post.recorded("room")
     with post.begin() as tx:
@@ -145,6 +145,7 @@ READING = [
     ("status",),
     ("dispatch", "ls"),
     ("dispatch", "show", "k"),
+    ("dispatch", "why", "k"),
     ("stream", "show", "room/1"),
     ("migrate", "status"),
     ("migrate", "verify"),
@@ -161,7 +162,7 @@ def test_reading_never_creates_a_file(command: tuple[str, ...], sqlite_path: Pat
     assert answer(*command, "--database", f"sqlite:///{sqlite_path}", exit_code=1)["kind"] == "unavailable"
 
 
-@pytest.mark.parametrize("command", READING[:4], ids=" ".join)
+@pytest.mark.parametrize("command", READING[:5], ids=" ".join)
 def test_reading_never_migrates(command: tuple[str, ...], place: Place) -> None:
     """A database without our tables is an error that names the cure, and stays without them."""
     engine = dialects.open_engine(place.url)
@@ -463,7 +464,7 @@ def test_a_database_that_cannot_be_used_is_one_line(
         said = "This value is not accepted. database must be"
     (tmp_path / "garbage.db").write_bytes(b"no database at all, but long enough to be taken for one" * 100)
     (tmp_path / "folder").mkdir()
-    written = database if where == "code" else "sqlite:///other.db"
+    written = database if where == "code" else None
     (tmp_path / "plain.py").write_text(f"from postroad import Postroad\npost = Postroad({written!r})\n")
     done = python("-m", "postroad", "--bundled-sqlite", "run", "plain:post",
                   *(("--database", database) if where == "option" else ()))  # fmt: skip

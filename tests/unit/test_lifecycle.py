@@ -101,6 +101,6 @@ def test_a_budget_is_spent(budget: int | None, attempt: int, first: int | None, 
 
 
 def test_reasons_name_their_status() -> None:
-    """A reason code is dispatch.<status>.<why>; `stale` stands for no status at all."""
+    """A reason code is dispatch.<status>.<why>; `stale` and `resolved` stand for no status at all."""
     parts = [reason.split(".") for reason in Reason]
-    assert all(part[0] == "dispatch" and part[1] in {*Status, "stale"} for part in parts)
+    assert all(part[0] == "dispatch" and part[1] in {*Status, "stale", "resolved"} for part in parts)

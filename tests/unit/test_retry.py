@@ -74,13 +74,14 @@ def test_nonsense_is_refused(given: dict[str, Any], field: str) -> None:
     [
         (Retry(attempts=1), 5),
         (Retry(attempts=3, first=10, cap=15), 10 + 15 + 3 * 5),
-        (Retry(attempts=9, first=10, cap=10, budget=30), 30 + 9 * 5),
-        (Retry(attempts=9, first=40, cap=40, budget=30), 40 + 9 * 5),
+        (Retry(attempts=9, first=10, cap=10, budget=30), 30 + 5),
+        (Retry(attempts=9, first=40, cap=40, budget=30), 5 + 40 + 5),
+        (Retry(attempts=2, first=10, cap=10, budget=3_000), 5 + 10 + 5),
     ],
 )
 def test_the_horizon(retry: Retry, seconds: int) -> None:
     """The horizon is the longest way from the first send to the end of the last: all waits and all timeouts.
 
-    A budget shortens the waits, but never below the first one, which it always allows.
+    With a budget no attempt but the second begins later than it after the first began.
     """
     assert retry.horizon(5 * SECOND) == seconds * SECOND

@@ -9,9 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
+from postroad.engine import config, notifying
 from postroad.engine.calls import Calls, RealCalls
-from postroad.engine.config import database_url, settings
-from postroad.engine.declarations import Elsewhere, Sender, one_of, plain
+from postroad.engine.declarations import Elsewhere, Sender, Transport, one_of, plain
+from postroad.engine.dispatches import Dispatches
 from postroad.engine.folding import Folding
 from postroad.engine.handlers import Handlers
 from postroad.engine.leases import Keeper
@@ -21,34 +22,18 @@ from postroad.engine.running import GRACE, PARTS, Drained, Loops, Part, Runtime,
 from postroad.engine.telemetry import Telemetry, logger
 from postroad.engine.transaction import Opening
 from postroad.engine.wakeups import Wakeups
-from postroad.model.dispatches import Accepted, DispatchRow
+from postroad.model.acks import Keyring, key_texts
+from postroad.model.dispatches import Accepted
 from postroad.model.entropy import Entropy, SystemEntropy
 from postroad.model.errors import InvalidInput, Refused, Span, shown
 from postroad.model.events import Entry
 from postroad.model.ids import check_schema, check_stream
 from postroad.model.payload import callable_, whole
-from postroad.store import borrowed, dialects, dispatch_views, inbox, log, migrations, moments, sqlite_version
+from postroad.store import borrowed, dialects, inbox, log, migrations, moments, sqlite_version
 from postroad.store.database import Database
 
 Lifespan = Callable[["Postroad"], AbstractAsyncContextManager[Any]]
 READ_MAX = 10_000
-
-
-class Dispatches:
-    """What an operator may look at."""
-
-    def __init__(self, post: "Postroad") -> None:
-        self._post = post
-
-    def get(self, id: str) -> DispatchRow | None:
-        """One dispatch by its id or key, with its history; None if there is no such."""
-        return self._post.database.read(dispatch_views.get, id)
-
-    def list(
-        self, *, status: str | None = None, kind: str | None = None, to: str | None = None, limit: int = 50
-    ) -> Sequence[DispatchRow]:
-        """Dispatches, the newest first, without bodies."""
-        return self._post.database.read(dispatch_views.list_, status=status, kind=kind, to=to, limit=limit)
 
 
 class Postroad(Handlers):
@@ -58,6 +43,8 @@ class Postroad(Handlers):
         database: A URL (`sqlite:///app.db`, `postgresql://…`) or the application's own Engine; None: from the
             settings (`POSTROAD_DATABASE_URL`, `DATABASE_URL`, `postroad.toml`).
         schema: The Postgres schema of our tables.
+        secret_key: What signs acknowledgements, at least 16 characters; of several the first signs and all verify, so
+            that keys can be exchanged. None: from the settings (`POSTROAD_SECRET_KEY`, `postroad.toml`).
         lifespan: `lifespan(post)` is entered before loops run and left after; what it yields is `post.state`.
         migrate: Whether to bring the schema up to date on first use; None: on SQLite only.
     """
@@ -67,7 +54,7 @@ class Postroad(Handlers):
         database: str | Engine | None = None,
         *,
         schema: str | None = None,
-        secret_key: str | None = None,
+        secret_key: str | Sequence[str] | None = None,
         lifespan: Lifespan | None = None,
         migrate: bool | None = None,
     ) -> None:
@@ -81,11 +68,14 @@ class Postroad(Handlers):
         if lifespan is not None:
             callable_(lifespan, "lifespan")
         self.state: Any = None
-        self.dispatches = Dispatches(self)
+        self.dispatches = Dispatches(lambda: self.database, lambda: self.entropy, lambda: self._wakeups.ping())
         self.entropy: Entropy = SystemEntropy()
         self._source = database
         self._schema = schema
+        self._secret_keys = None if secret_key is None else key_texts(secret_key)
+        self._keyring: Keyring | None = None
         self._migrate = migrate
+        self.notifier: Transport | None = None
         self._user_lifespan = lifespan
         self._telemetry = Telemetry()
         self._wakeups = Wakeups()
@@ -112,6 +102,18 @@ class Postroad(Handlers):
     def relayed(self) -> bool:
         """Whether this process's loops tell other processes what was committed here."""
         return self._wakeups.relayed
+
+    @property
+    def keyring(self) -> Keyring:
+        """The server's keys, as the code or else the settings have them; none if there are none."""
+        if self._keyring is None:
+            self._keyring = Keyring(config.secret_keys(self.settings()))
+        return self._keyring
+
+    @property
+    def senders(self) -> Mapping[str, Sender]:
+        """Who carries out which kind, by each of the kind's names."""
+        return self._registry.senders
 
     def declared(self, kind: str) -> Sender | Elsewhere:
         """How this app carries out a kind; UnknownKind if nobody declared it."""
@@ -142,17 +144,17 @@ class Postroad(Handlers):
         """`running` as an ASGI lifespan: `FastAPI(lifespan=post.lifespan)`."""
         return self._lifespan()
 
-    def drain(self) -> Drained:
-        """Work until nothing is due, then stop."""
-        return asyncio.run(self.adrain())
+    def drain(self, *, only: Sequence[Part] = PARTS) -> Drained:
+        """Work until nothing is due, then stop; `only` some of turns, sends and timers."""
+        return asyncio.run(self.adrain(only=only))
 
-    async def adrain(self) -> Drained:
-        """Work until nothing is due, then stop."""
+    async def adrain(self, *, only: Sequence[Part] = PARTS) -> Drained:
+        """Work until nothing is due, then stop; `only` some of turns, sends and timers."""
         parts = self.parts()
         async with self.resources():
             parts.keeper.start()
             try:
-                await drain(build(parts))
+                await drain(build(parts, only))
             finally:
                 parts.keeper.close()
         return Drained(parts.counts, await self.database.aread(moments.waiting))
@@ -191,6 +193,18 @@ class Postroad(Handlers):
         self._source = database if database is not None else self._source
         self._schema = schema if schema is not None else self._schema
 
+    def settings(self, given: Mapping[str, object] | None = None) -> dict[str, config.Setting]:
+        """Every setting of this app: what its code says, then `given` (the command line), then the other places.
+
+        Raises:
+            BadSetting: A setting's name or type is wrong.
+        """
+        source = None if self._source is None else str(getattr(self._source, "url", self._source))
+        said: dict[str, object] = {"database_url": source, "schema": self._schema}
+        if self._secret_keys is not None:
+            said |= {"secret_key": self._secret_keys[0], "secret_keys_former": list(self._secret_keys[1:])}
+        return config.settings(given, code=said)
+
     def check_schema(self) -> None:
         """Open the database and hold its schema against this code.
 
@@ -201,7 +215,8 @@ class Postroad(Handlers):
 
     def parts(self, *, poll: int = POLL) -> Parts:
         """What loops of this app share."""
-        database = self.database
+        database, settings = self.database, self.settings()
+        self.notifier = notifying.of(settings)
         return Parts(
             post=self,
             registry=self._registry,
@@ -213,6 +228,7 @@ class Postroad(Handlers):
             keeper=Keeper(database, self._telemetry),
             folding=Folding(database),
             poll=poll,
+            retention=config.retention(settings),
             counts=Counter(),
         )
 
@@ -260,8 +276,8 @@ class Postroad(Handlers):
 
     def _connect(self) -> Database:
         if self._connected is None:
-            source = self._source if self._source is not None else database_url(None)[0]
-            schema = self._schema if self._schema is not None else settings()["schema"].value
+            source = self._source if self._source is not None else config.database_url(None)[0]
+            schema = self.settings()["schema"].value
             database = Database(source, schema=schema)
             if database.is_sqlite:
                 if schema is not None:

@@ -23,6 +23,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 OnFailure = Literal["event", "alert"]
 OnUnknown = Literal["resend", "park"]
+OnDead = Literal["block", "skip"]
 
 OUTCOME: Kind[Outcome] = Kind(OUTCOME_NAME, Outcome)
 TIMER_FIRED: Kind[Any] = Kind(TIMER_FIRED_NAME, Any)
@@ -52,6 +53,13 @@ class Sender:
     concurrency: int
     on_unknown: OnUnknown
     policy: SendPolicy
+    dedup_window: int | None = None
+    default: bool = False  # by the default transport, until somebody declares another
+
+    @property
+    def horizon(self) -> int:
+        """The longest time from the first send of a dispatch to the end of its last one."""
+        return self.policy.retry.horizon(self.timeout)
 
     @property
     def on_failure(self) -> OnFailure:
@@ -125,10 +133,11 @@ class Registry:
 
     def add(self, other: "Registry") -> None:
         """Take over another registry's declarations; a second one of the same thing is refused."""
-        for name in ("senders", "elsewhere", "deciders"):
+        for key, sender in other.senders.items():
+            put_sender(self.senders, key, sender)
+        for name in ("elsewhere", "deciders"):
             for key, value in getattr(other, name).items():
                 put(getattr(self, name), key, value, name)
-        self.known.update(other.known)
         for stream_type, filters in other.filters.items():
             self.filters.setdefault(stream_type, []).extend(filters)
         self.sinks.extend(other.sinks)
@@ -139,6 +148,16 @@ def put(table: dict[str, T], key: str, value: T, what: str) -> None:
     if key in table:
         raise Refused(f"{what} for {key!r} is declared twice.")
     table[key] = value
+
+
+def put_sender(senders: dict[str, Sender], name: str, sender: Sender) -> None:
+    """Declare a sender once. One by the default transport gives way to any other, whichever came first."""
+    if sender.default:
+        senders.setdefault(name, sender)
+    elif name in senders and not senders[name].default:
+        raise Refused(f"A sender for {name!r} is declared twice.")
+    else:
+        senders[name] = sender
 
 
 def known_kind(kind: Kind[Any] | str) -> Kind[Any]:

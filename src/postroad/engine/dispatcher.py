@@ -19,7 +19,9 @@ from postroad.model.dispatches import Dispatch
 from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import ClaimedDispatches, DispatchClaim, Hold, Settlement
-from postroad.store import dispatch_claims, due
+from postroad.store import dispatch_claims, due, lanes
+
+LANES_SEEN_MAX = 500  # new members of lanes at once, of each kind
 
 
 def claim_due(
@@ -35,11 +37,14 @@ def claim_due(
     due = set(names)
     if len(names) > 1:
         due = set(dispatch_claims.due_kinds(conn, names, takeover=any(t for _, _, t in wants), now=now))
-    return [
+    found = [
         dispatch_claims.claim(conn, sender.policy, names=ready, token=token, limit=free, takeover=takeover, now=now)
         for sender, free, takeover in wants
         if (ready := [name for name in sender.kind.names if name in due])
     ]
+    if any(one.claims or one.ended for one in found):
+        return found
+    return [ClaimedDispatches([], [], lanes.unseen(conn, names))]
 
 
 class Dispatcher(Loop):
@@ -55,6 +60,7 @@ class Dispatcher(Loop):
         self._sending: dict[str, dict[str, Call | None]] = {name: {} for name in self._senders}
         self._left = asyncio.Event()
         self._abandoned = ""
+        self._unseen = False  # whether dispatches have joined lanes that no dispatcher has looked at
         self._settler = Settler(parts, self._room)
         self._crowded = False
         self._unanswered: tuple[str, int] | None = None
@@ -85,9 +91,16 @@ class Dispatcher(Loop):
         failpoint("dispatch.after_claim_commit")
         for claim in claimed:
             self._start(claim, asked)
+        if self._unseen and await self._promote(wants):
+            return Step.MORE
         if not claimed:
             return Step.NOTHING
         return Step.MORE if self._look_for_room() else Step.SOME
+
+    async def _promote(self, wants: Sequence[tuple[Sender, int, bool]]) -> bool:
+        """Give lanes with new members their heads. False: others hold these lanes."""
+        kinds = [name for sender, *_ in wants for name in sender.kind.names]
+        return await self.parts.database.atransact(lanes.promote, kinds, limit=LANES_SEEN_MAX) > 0
 
     def _busy(self, name: str, concurrency: int) -> int:
         """How much of a sender's room is taken.
@@ -131,6 +144,7 @@ class Dispatcher(Loop):
         except CommitUnknown:
             self._unanswered = (token, asked)
             return await self._look_up(token)
+        self._unseen = any(one.unseen for one in found)
         for ended in (row for one in found for row in one.ended):
             count_end(self.parts, ended)
             self.parts.wakeups.announce(("turns", "timers"))
@@ -239,6 +253,7 @@ class Dispatcher(Loop):
             receipt=receipt,
             floor=floor,
             fraction=self.parts.entropy.fraction(),
+            lane=claim.lane,
         )
 
 

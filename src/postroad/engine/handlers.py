@@ -10,6 +10,7 @@ from postroad.engine.declarations import (
     Decider,
     Elsewhere,
     Filter,
+    OnDead,
     OnFailure,
     OnUnknown,
     Registry,
@@ -24,8 +25,10 @@ from postroad.engine.declarations import (
     plain,
     positive,
     put,
+    put_sender,
     runnable,
 )
+from postroad.engine.notifying import notify
 from postroad.engine.tools import Tool
 from postroad.model.clock import span
 from postroad.model.dispatches import Alert, Dispatch
@@ -69,7 +72,7 @@ class Handlers:
         rate: float | None = None,
         on_failure: OnFailure = "event",
         on_unknown: OnUnknown = "resend",
-        on_dead: Literal["block", "skip"] = "block",
+        on_dead: OnDead = "block",
         dedup_window: Span | None = None,
     ) -> Callable[[Callable[[Dispatch[T]], R]], Callable[[Dispatch[T]], R]]:
         """Carries out dispatches of a kind. Sync (in a thread) or async. Returns Receipt, str or None: all success.
@@ -84,19 +87,22 @@ class Handlers:
             on_failure: "event": a permanent failure comes back to its stream as an OUTCOME event; "alert": a
                 person is told, and the outcome is recorded without a decision.
             on_unknown: "resend", or "park" as a dead letter for a person to resolve.
+            on_dead: What a dead letter does to its lane: "block" until a person decides about it, or "skip".
+            dedup_window: How long the destination knows a key that it has seen; `postroad doctor` holds it against
+                how long attempts may go on.
         """
         if rate is not None:
             raise Refused("Rate limits are not available in this release.", field="rate")
-        one_of(on_dead, ("block", "skip"), "on_dead")
         if dedup_window is not None:
             span(dedup_window, "dedup_window")
         known_kind(kind)  # at once: a bare `@post.sender` would declare nothing
+        window = None if dedup_window is None else positive(dedup_window, "dedup_window")
 
         def declare(fn: Callable[[Dispatch[T]], R]) -> Callable[[Dispatch[T]], R]:
             runnable(fn, "sender")
             self._send_with(
                 kind, fn, timeout=timeout, lease=lease, retry=retry, concurrency=concurrency,
-                on_failure=on_failure, on_unknown=on_unknown,
+                on_failure=on_failure, on_unknown=on_unknown, on_dead=on_dead, dedup_window=window,
             )  # fmt: skip
             return fn
 
@@ -113,6 +119,8 @@ class Handlers:
         concurrency: int = 10,
         on_failure: OnFailure = "event",
         on_unknown: OnUnknown = "resend",
+        on_dead: OnDead = "block",
+        dedup_window: Span | None = None,
     ) -> None:
         """Carries out dispatches of a kind by a transport; everything else as `sender` says."""
         send = getattr(transport, "send", None)
@@ -121,7 +129,8 @@ class Handlers:
         runnable(send, "transport")
         self._send_with(
             kind, send, timeout=timeout, lease=lease, retry=retry, concurrency=concurrency,
-            on_failure=on_failure, on_unknown=on_unknown,
+            on_failure=on_failure, on_unknown=on_unknown, on_dead=on_dead,
+            dedup_window=None if dedup_window is None else positive(dedup_window, "dedup_window"),
         )  # fmt: skip
 
     def _send_with(
@@ -129,12 +138,15 @@ class Handlers:
         kind: Kind[Any] | str,
         fn: Callable[[Dispatch[Any]], Any],
         *,
-        timeout: Span,
-        lease: Span | None,
-        retry: Retry,
-        concurrency: int,
-        on_failure: OnFailure,
-        on_unknown: OnUnknown,
+        timeout: Span = 10,
+        lease: Span | None = None,
+        retry: Retry = Retry.PATIENT,
+        concurrency: int = 10,
+        on_failure: OnFailure = "event",
+        on_unknown: OnUnknown = "resend",
+        on_dead: OnDead = "block",
+        dedup_window: int | None = None,
+        default: bool = False,
     ) -> None:
         known = known_kind(kind)
         limit = positive(timeout, "timeout")
@@ -145,17 +157,23 @@ class Handlers:
             retry=check_retry(retry),
             on_failure=one_of(on_failure, ("event", "alert"), "on_failure"),
             park_unknown=one_of(on_unknown, ("resend", "park"), "on_unknown") == "park",
+            on_dead=one_of(on_dead, ("block", "skip"), "on_dead"),
         )
         declared = Sender(
             kind=known, fn=fn, timeout=limit, concurrency=count(concurrency, "concurrency"),
-            on_unknown=on_unknown, policy=policy,
+            on_unknown=on_unknown, policy=policy, dedup_window=dedup_window, default=default,
         )  # fmt: skip
         for name in known.names:
-            put(self._registry.senders, name, declared, "A sender")
+            put_sender(self._registry.senders, name, declared)
 
-    def kinds(self, *kinds: Kind[Any]) -> None:
-        """Declared here, with no sender here: a dispatch waits until some app on this database carries it out."""
-        self.elsewhere(*kinds)
+    def kinds(self, *kinds: Kind[Any] | str) -> None:
+        """Declared here, with no sender of their own: carried out by the command of the setting `notify_template`.
+
+        Without the setting an attempt fails, and is retried as any other. A kind that another app carries out is one
+        for `elsewhere`.
+        """
+        for kind in kinds:
+            self._send_with(kind, notify, default=True)
 
     def elsewhere(self, *kinds: Kind[Any] | str) -> None:
         """Sent here, carried out by another app on the same database."""

@@ -17,6 +17,7 @@ from postroad.engine.wakeups import Topic, Wakeups
 from postroad.model.clock import SECOND
 from postroad.model.entropy import Entropy
 from postroad.model.errors import InvalidInput
+from postroad.model.retention import Retention
 from postroad.model.retry import Retry
 from postroad.store.database import Database
 
@@ -47,6 +48,7 @@ class Parts:
     keeper: Keeper
     folding: Folding
     poll: int = POLL
+    retention: Retention | None = None  # None: nothing goes by itself
     counts: Counter[str] = field(default_factory=Counter)
     ending: threading.Event = field(default_factory=threading.Event)  # the process was told to end
 

@@ -1,9 +1,10 @@
-"""The pump: fires due timers, ends what has expired, rings alerts."""
+"""The pump: fires due timers, ends what has expired, rings alerts; what is old goes when all that is done."""
 
 import asyncio
 
 from postroad.engine.loop import AT_ONCE, Loop, Parts, Step
 from postroad.engine.sinks import Ringer
+from postroad.engine.sweep import Sweep
 from postroad.model.failpoints import failpoint
 from postroad.store import due, settle, timers
 
@@ -22,9 +23,15 @@ class Pump(Loop):
         super().__init__(parts, interval=interval)
         self._ringer = Ringer(parts)
         self._ringing: asyncio.Task[None] | None = None
+        self._sweep = Sweep(parts)
 
     async def due(self) -> int | None:
-        return await self.parts.database.aread(due.moments) if self._ringing is None else AT_ONCE
+        if self._ringing is not None:
+            return AT_ONCE
+        known = await self.parts.database.aread(due.moments)
+        wait = self._sweep.wait()
+        sweep = None if wait is None else self.parts.database.clock.wall() + wait
+        return min((at for at in (known, sweep) if at is not None), default=None)
 
     async def step(self) -> Step:
         database = self.parts.database
@@ -39,6 +46,7 @@ class Pump(Loop):
             self.parts.count("expired", expired)
             self.parts.wakeups.announce(("turns",))
         await self._ring(RINGING_SECONDS)
+        await self._sweep.step()
         if BATCH in (fired.count + fired.dropped, expired):
             return Step.MORE
         return Step.SOME if fired.count or fired.dropped or expired else Step.NOTHING

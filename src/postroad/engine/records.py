@@ -6,28 +6,32 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
+import msgspec
 from sqlalchemy import Connection
 
 from postroad.engine.wakeups import Topic
+from postroad.model.acks import Presented
 from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.errors import InvalidInput
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import Enqueued, NewDispatch, NewEntry, NewEvent, Published, TimerChange
-from postroad.store import dialects, inbox, outbox, timers
+from postroad.store import acks, dialects, inbox, outbox, timers
 from postroad.store.groups import Name, Verb
 
 
-@dataclass(frozen=True, slots=True)
-class When:
+class When(msgspec.Struct, frozen=True):
     """A time in microseconds, or a length of time after the decision; `given` is False if it was left out."""
 
     at: int | None
     after: int
     given: bool
 
+    def from_(self, base: int) -> int:
+        """The time itself, for a decision taken at `base`."""
+        return base + self.after if self.at is None else self.at
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
     """What a dispatch says and to whom; `digest` is what "same content" is held against."""
 
     kind: str
@@ -37,8 +41,7 @@ class Content:
     digest: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class Sending(msgspec.Struct, frozen=True, kw_only=True):
     """A dispatch as recorded: times are still relative to the moment of the decision."""
 
     id: str
@@ -47,14 +50,15 @@ class Sending:
     on_failure: Literal["event", "alert"]
     max_attempts: int | None
     when: When
-    expires: int | None
+    expires: When | None
     origin: str
     keep: bool
     accepted: Accepted
+    lane: str | None = None
+    ack: bool = False
 
     def row(self, stream: str, base: int) -> NewDispatch:
         """The row to write, for a decision taken at `base`."""
-        due = base + self.when.after if self.when.at is None else self.when.at
         return NewDispatch(
             id=self.id,
             key=self.key,
@@ -65,16 +69,17 @@ class Sending:
             body=self.content.body,
             on_failure=self.on_failure,
             max_attempts=self.max_attempts,
-            due_at=due,
-            expires_at=None if self.expires is None else base + self.expires,
+            due_at=self.when.from_(base),
+            expires_at=None if self.expires is None else self.expires.from_(base),
             content_hash=self.content.digest,
             origin=self.origin,
             keep=self.keep,
+            lane=self.lane,
+            ack_required=int(self.ack),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimerRecord:
+class TimerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A change of a timer as recorded."""
 
     verb: Literal["set", "rearm", "cancel"]
@@ -98,6 +103,7 @@ class Records:
     publishes: list[tuple[NewEvent, Accepted]] = field(default_factory=list)
     sends: list[Sending] = field(default_factory=list)
     timers: list[TimerRecord] = field(default_factory=list)
+    acks: list[Presented] = field(default_factory=list)
     withdrawals: list[tuple[str, Withdrawn]] = field(default_factory=list)
     entries: list[NewEntry] = field(default_factory=list)
     writes: list[Callable[[Connection], object]] = field(default_factory=list)
@@ -112,6 +118,8 @@ class Records:
             found.add("turns")
         if self.sends:
             found.add("sends")
+        if self.acks:  # outcomes are events, and the next one of a lane may go
+            found |= {"turns", "sends"}
         if self.timers:
             found.add("timers")
         return frozenset(found)
@@ -150,6 +158,7 @@ def write(conn: Connection, batch: Sequence[Records], *, actor: str, now: int) -
     Raises:
         KeyConflict: A key is taken by other content.
         TimerConflict: A timer was set before.
+        DispatchNotFound, AckNotRequested, BadAckToken, AckRefused: A token acknowledges nothing.
         StreamDeleted: An event was published to a deleted stream.
     """
     failpoint("accept.before_insert")
@@ -162,6 +171,8 @@ def write(conn: Connection, batch: Sequence[Records], *, actor: str, now: int) -
     # In the order of a turn's commit: whoever meets the same rows locks them alike.
     timers.apply(conn, [timer.row(now) for records in batch for timer in records.timers], now=now)
     keys = [key for records in batch for key, _ in records.withdrawals]
+    presented = [token for records in batch for token in records.acks]
+    acks.acknowledge(conn, presented, actor=actor, withdrawals=keys, now=now)
     withdrawn = set(outbox.withdraw(conn, keys, actor=actor, now=now))
     events = [event for records in batch for event, _ in records.publishes]
     published = iter(inbox.publish(conn, events, now=now))
@@ -189,6 +200,7 @@ def _names(records: Records) -> list[Name]:
         *(("event", event.stream, event.event_id) for event, _ in records.publishes),
         *(("key", send.key) for send in records.sends if send.key),
         *(("key", key) for key, _ in records.withdrawals),
+        *(("ack", token.dispatch) for token in records.acks),
         *(("timer", timer.stream, timer.key) for timer in records.timers),
     ]
 

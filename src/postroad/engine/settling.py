@@ -12,7 +12,7 @@ from postroad.engine.telemetry import logger
 from postroad.engine.wakeups import Topic
 from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
-from postroad.model.lifecycle import Status
+from postroad.model.lifecycle import Reason, Status
 from postroad.model.payload import safe_error
 from postroad.model.rows import Settled, Settlement
 from postroad.store import settle as dispatches
@@ -165,15 +165,15 @@ def _look_at(settling: asyncio.Task[None]) -> None:
 
 
 _COUNTED: Mapping[str, str] = {
-    Status.DELIVERED: "delivered",
     Status.DEAD_LETTER: "dead_letter",
     Status.EXPIRED: "expired",
 }
 
 
 def count_end(parts: Parts, settled: Settled) -> None:
-    """Count what became of a dispatch and tell the observers."""
-    name = "stale" if settled.stale else _COUNTED.get(settled.status, "retried")
+    """Count what became of a dispatch and tell the observers; what waits for its acknowledgement was delivered."""
+    sent = settled.reason == Reason.TRANSPORT_OK
+    name = "stale" if settled.stale else "delivered" if sent else _COUNTED.get(settled.status, "retried")
     parts.count(name)
     parts.telemetry.emit(
         "dispatch.settled",

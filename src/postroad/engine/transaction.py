@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
 from postroad.engine.declarations import plain
 from postroad.engine.records import BEGIN, Content, Records, Sending, TimerRecord, When, Written, begun, write
+from postroad.model.acks import Keyring
 from postroad.model.clock import micros, span
 from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.entropy import Entropy
@@ -20,6 +21,7 @@ from postroad.model.payload import content_hash, encode, text
 from postroad.model.rows import NewEvent
 from postroad.store import borrowed, dialects
 from postroad.store.database import Database
+from postroad.store.statements import as_json
 
 T = TypeVar("T")
 NO_ORIGIN: Mapping[str, str] = {}
@@ -42,6 +44,10 @@ class Context(Protocol):
     @property
     def relayed(self) -> bool:
         """Whether this process tells others what it has committed, so that the transaction need not."""
+
+    @property
+    def keyring(self) -> Keyring:
+        """The server's keys."""
 
     def declared(self, kind: str) -> Declared:
         """How this app carries out a kind; UnknownKind if nobody declared it."""
@@ -87,7 +93,7 @@ class Transaction:
         key: str | None = None,
         at: datetime | None = None,
         after: Span | None = None,
-        expires: Span | None = None,
+        expires: Span | datetime | None = None,
         lane: str | None = None,
         ack: bool = False,
         on_conflict: Literal["error", "keep"] = "error",
@@ -102,16 +108,21 @@ class Transaction:
             key: Exactly what the destination receives as idempotency key; unique in the database.
             at: Not before this time (aware).
             after: Not before this long after the transaction (in a turn: after the decision).
-            expires: No attempt starts later than this after the transaction.
+            lane: Its dispatches are sent strictly one after the other, in the order in which they were accepted.
+            ack: It ends when its consumer acknowledges it (`Dispatch.ack_token`); until then it is sent again, after
+                the whole delay each time, within the bounds of its kind's `Retry`. Needs a secret_key.
+            expires: No attempt starts later than this: a time (aware), or so long after the transaction.
             on_conflict: "keep" takes a key that holds other content as accepted.
             origin: Where it comes from, as pairs to filter by.
 
         Raises:
             UnknownKind: Nobody in this app declares the kind.
             InvalidInput: A value cannot be stored; the message names it.
+            Refused: An acknowledgement is asked for, and there is no secret_key.
             KeyConflict: On leaving the block, if the key is taken by other content.
         """
-        _refuse_unavailable(lane=lane, ack=ack)
+        if ack:
+            self._context.keyring.require()
         content = _content(kind, body, to)
         declared = self._context.declared(content.kind)
         sending = Sending(
@@ -120,9 +131,11 @@ class Transaction:
             content=content,
             on_failure=declared.on_failure,
             max_attempts=declared.attempts_max,
-            expires=None if expires is None else span(expires, "expires"),
+            expires=_expiry(expires),
             origin=_pairs(origin),
             keep=_keeps(on_conflict),
+            lane=None if lane is None else text(lane, "lane"),
+            ack=bool(ack),
             accepted=Accepted(),
             when=_when(at, after),
         )
@@ -177,9 +190,19 @@ class Transaction:
         plain(fn, "fn")
         self._open_records().writes.append(fn)
 
-    def ack(self, token: str) -> NoReturn:
-        """Acknowledge a dispatch by its token."""
-        raise Refused("Acknowledgements are not available in this release.")
+    def ack(self, token: str) -> None:
+        """Acknowledge a dispatch by the token that it came with: it is acked, and not sent again.
+
+        Acknowledging it once more is the same success. In one transaction acks come before withdrawals.
+
+        Raises:
+            BadAckToken: This is no token; on leaving the block, if it is not of this dispatch, was made before an
+                operator had it sent again, or under a key that is not known.
+            Refused: There is no secret_key.
+            DispatchNotFound, AckNotRequested, AckRefused: On leaving the block, if there is no such dispatch, it
+                asked for no acknowledgement, or has ended otherwise.
+        """
+        self._open_records().acks.append(self._context.keyring.read(token))
 
     def _open_records(self) -> Records:
         """Where verbs record, as long as somebody will write it."""
@@ -226,19 +249,20 @@ def _when(at: datetime | None, after: Span | None) -> When:
     )
 
 
+def _expiry(expires: Span | datetime | None) -> When | None:
+    if expires is None:
+        return None
+    if isinstance(expires, datetime):
+        return When(at=micros(expires, "expires"), after=0, given=True)
+    return When(at=None, after=span(expires, "expires"), given=True)
+
+
 def _pairs(origin: Mapping[str, str]) -> str:
     if origin is NO_ORIGIN:
         return "{}"
     if not isinstance(origin, Mapping) or not all(isinstance(part, str) for pair in origin.items() for part in pair):
         raise InvalidInput(f"origin must be a mapping of text to text, got {type(origin).__name__}.", field="origin")
     return encode(dict(origin), "origin", bytes_max=4096)
-
-
-def _refuse_unavailable(*, lane: str | None, ack: bool) -> None:
-    if lane is not None:
-        raise Refused("Ordered lanes are not available in this release.", field="lane")
-    if ack:
-        raise Refused("ack=True needs a secret_key, and acknowledgements are not available in this release.")
 
 
 def _keeps(on_conflict: object) -> bool:
@@ -251,7 +275,7 @@ def _content(kind: Kind[T] | str, body: T | None, to: str) -> Content:
     """What a dispatch says and to whom; no body is `{}`."""
     name, version, encoded = payload(kind, {} if body is None else body, "body")
     destination = text(to, "to", bytes_max=2048, empty=to == "")
-    digest = content_hash(name, encoded, encode(destination))
+    digest = content_hash(name, encoded, as_json(destination))
     return Content(kind=name, version=version, destination=destination, body=encoded, digest=digest)
 
 

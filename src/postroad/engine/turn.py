@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -96,10 +96,6 @@ class Turn(Transaction):
         """Call a tool as a model asked for it."""
         raise _no_tools()
 
-    def ack(self, token: str) -> NoReturn:
-        """Acknowledge a dispatch by its token."""
-        raise Refused("Acknowledgements are not available in this release.")
-
     def _entry(self, kind: str, version: int, data: str) -> NewEntry:
         ordinal = len(self._records.entries)
         return NewEntry(
@@ -124,6 +120,7 @@ class Turn(Transaction):
             dispatches=[s.row(self.stream, decided_at) for s in records.sends],
             timers=[t.row(decided_at) for t in records.timers],
             publishes=[event for event, _ in records.publishes],
+            acks=records.acks,
             withdrawals=[key for key, _ in records.withdrawals],
         )
 

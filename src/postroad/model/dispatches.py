@@ -38,7 +38,7 @@ class Dispatch(Generic[T]):
     deadline: datetime
     possible_duplicate: bool
     post: "Postroad"
-    ack_token: str | None = None
+    ack_token: str | None = field(default=None, repr=False)  # a repr may end up in a log
     headers: Mapping[str, str] = field(default_factory=dict)
     raw: str = "{}"
     version: int = 1
@@ -92,7 +92,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchRow:
-    """One message as an operator sees it."""
+    """One message as an operator sees it; `cursor` is its place in a list, from which the next page goes on."""
 
     id: str
     key: str
@@ -107,7 +107,63 @@ class DispatchRow:
     expires_at: datetime | None
     last_error: str | None
     created_at: datetime
+    updated_at: datetime
+    version: int
+    epoch: int
+    ack_required: bool
+    lane: str | None
+    origin: Mapping[str, str]
+    cursor: str
     history: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchFilter:
+    """Which dispatches are meant: those that fit all that is given.
+
+    Attributes:
+        status: One of the six statuses.
+        kind: Of exactly this kind.
+        to: To exactly this destination.
+        key: The key begins with this.
+        reason: The reason code of the last change, or its last part, such as `max_attempts`.
+        origin: Pairs that are among those that `send` was given.
+        since: Created at this time (aware) or later.
+        before: Created earlier than this.
+    """
+
+    status: str | None = None
+    kind: str | None = None
+    to: str | None = None
+    key: str | None = None
+    reason: str | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
+    since: datetime | None = None
+    before: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """What an operator's verb came to; true if it did anything.
+
+    Attributes:
+        found: How many dispatches were meant.
+        done: How many of them it changed; none in a dry run.
+        said: One sentence for people.
+        refused: Why the others were left as they are: a sentence, and of how many it holds.
+        id: Of one dispatch that was named: its id, or that of the new one.
+        sample: Of many: some of them, as they stood before.
+    """
+
+    found: int
+    done: int
+    said: str
+    refused: Mapping[str, int] = field(default_factory=dict)
+    id: str | None = None
+    sample: Sequence[DispatchRow] = ()
+
+    def __bool__(self) -> bool:
+        return self.done > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ FAILPOINTS: dict[str, str] = {
     "accept.after_commit": "it is committed, the caller does not know yet",
     "commit.before": "before COMMIT of any transaction of ours",
     "commit.after": "after COMMIT of any transaction of ours",
+    "acks.verified": "tokens were found true and their dispatches are locked, nothing is written",
     "group.member": "a group is refused as a whole, its next member is about to be written by itself",
     "group.committed": "a group is committed, none of its callers knows yet",
     "turn.after_claim_commit": "streams are claimed, no turn has begun",
@@ -33,6 +34,7 @@ FAILPOINTS: dict[str, str] = {
     "turns.consumed": "its events have left the inbox",
     "turns.dispatched": "its dispatches are in the outbox",
     "turns.timed": "its timers are set and cancelled",
+    "turns.acknowledged": "what it acknowledges is acked",
     "turns.withdrawn": "its withdrawals are done",
     "turns.published": "its own events are in inboxes",
     "turns.alerted": "its alerts are raised",
@@ -49,6 +51,9 @@ FAILPOINTS: dict[str, str] = {
     "moves.written": "rows of dispatches are changed, their outcomes are not published",
     "moves.told": "their outcomes are in the inbox, their history is not written",
     "moves.recorded": "their history is written, their alerts are not raised",
+    "purging.deleted": "dispatches are purged, their keys have no tombstones yet",
+    "purging.buried": "their keys have tombstones, nothing is committed",
+    "retention.ended": "old rows are deleted, the audit does not say so yet",
     "migration.statement": "before each statement of a migration",
 }
 _armed: Callable[[str], None] | None = None

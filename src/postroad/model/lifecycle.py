@@ -41,6 +41,9 @@ class Reason(StrEnum):
     # What a claimant did after its claim was over: history only, the status stays.
     STALE_OK = "dispatch.stale.transport_ok"
     STALE_FAILED = "dispatch.stale.transport_failed"
+    # What a person found out about a dead letter that may have arrived: an audited word, the status stays.
+    RESOLVED_SENT = "dispatch.resolved.sent"
+    RESOLVED_DISCARDED = "dispatch.resolved.discarded"
 
 
 P, D = Status.PENDING, Status.DELIVERING
@@ -121,12 +124,16 @@ def after_attempt(
     now: int,
     fraction: float,
     floor: int = 0,
+    ack: bool = False,
 ) -> Next:
     """What an attempt's result makes of its dispatch.
 
     `attempt` counts from 1 and includes this one; `fraction` is the jitter's draw; `floor` a Retry-After in
-    microseconds. Both bounds hold, attempts and budget, whichever ends first.
+    microseconds. Both bounds hold, attempts and budget, whichever ends first. `ack`: what was sent waits for its
+    acknowledgement, after the last attempt too, for the whole delay; the next claim then sees to the bounds.
     """
+    if result == "ok" and ack:
+        return Next(Status.PENDING, Reason.TRANSPORT_OK, retry.bound(attempt))
     if result == "ok":
         return Next(Status.DELIVERED, Reason.TRANSPORT_OK)
     if result == "cut_short":

@@ -59,11 +59,14 @@ class Retry:
         return max(round(bound * fraction) if self.jitter else bound, floor)
 
     def horizon(self, timeout: int) -> int:
-        """The longest time from the first send to the end of the last one, in microseconds."""
-        waits = sum(self.bound(n) for n in range(1, self.attempts))
+        """The longest time from the first send to the end of the last one, in microseconds.
+
+        As far as attempts and budget bound it: a Retry-After, and a time without any dispatcher, come on top.
+        """
+        last = sum(timeout + self.bound(n) for n in range(1, self.attempts))
         if self.budget is not None:
-            waits = min(waits, max(self.budget, self.bound(1)))
-        return waits + timeout * self.attempts
+            last = min(last, max(self.budget, timeout + self.bound(1)))
+        return last + timeout
 
 
 def floor_of(after: Span | None) -> int:

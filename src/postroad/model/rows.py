@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from postroad.model.acks import Presented
 from postroad.model.lifecycle import Reason, Result, RunEnd, Status
 from postroad.model.retry import Retry
 
@@ -43,7 +44,10 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewDispatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A dispatch to be written. `key` '' means that its id is its key; max_attempts None: its sender's."""
+    """A dispatch to be written. `key` '' means that its id is its key; max_attempts None: its sender's.
+
+    `ack_required`, 0 or 1: whether it ends by its consumer's acknowledgement, not by a send.
+    """
 
     id: str
     key: str
@@ -60,6 +64,8 @@ class NewDispatch(msgspec.Struct, frozen=True, kw_only=True):
     content_hash: str
     origin: str = "{}"
     keep: bool = False
+    lane: str | None = None
+    ack_required: int = 0
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -171,6 +177,7 @@ class TurnCommit(msgspec.Struct, frozen=True, kw_only=True):
     dispatches: list[NewDispatch] = []
     timers: list[TimerChange] = []
     publishes: list[NewEvent] = []
+    acks: list[Presented] = []
     withdrawals: list[str] = []
     dead: list[InboxEvent] = []
     dead_reason: str = ""
@@ -211,10 +218,15 @@ class DispatchClaim(msgspec.Struct, frozen=True, kw_only=True):
     first_attempt_at: int
     expires_at: int | None
     possible_duplicate: bool
+    lane: str | None = None
+    ack_required: bool = False
 
 
 class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How a kind's dispatches are claimed and settled by the app that sends them; `version` is the newest it knows."""
+    """How a kind's dispatches are claimed and settled by the app that sends them; `version` is the newest it knows.
+
+    `on_dead`: whether a dead letter holds up its lane until a person decides.
+    """
 
     kind: str
     lease: int
@@ -222,6 +234,7 @@ class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
     retry: Retry
     on_failure: Literal["event", "alert"] = "event"
     park_unknown: bool = False
+    on_dead: Literal["block", "skip"] = "block"
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,6 +253,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     floor: int = 0
     fraction: float = 1.0
     epoch: int | None = None
+    lane: str | None = None
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -252,10 +266,14 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class ClaimedDispatches(msgspec.Struct, frozen=True):
-    """What one pass of claiming came to: what may be sent now, and what was ended instead."""
+    """What one pass of claiming came to: what may be sent now, and what was ended instead.
+
+    `unseen`: dispatches have joined lanes that a dispatcher must still look at (see `lanes.promote`).
+    """
 
     claims: list[DispatchClaim]
     ended: list[Settled]
+    unseen: bool = False
 
 
 class NewTransition(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +14,11 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from postroad.model.errors import DatabaseBusy, DatabaseReplaced, InvalidInput, Refused, TransactionAborted
 from postroad.store import sqlite_file, urls
-from postroad.store.statements import OURS_OPTION, SCHEMA_OPTION
+from postroad.store.statements import OURS_OPTION, SCHEMA_OPTION, refusal
 
 READ_OPTION = "postroad_read"
 GROUP_OPTION = "postroad_group"
+TELL_OPTION = "postroad_tell"
 LOCK_WAIT_MILLISECONDS = 100
 BUSY_MILLISECONDS = 5_000
 # The file cannot be written to or opened now: no word about what was to be written.
@@ -66,6 +67,7 @@ def open_engine(database: str | URL) -> Engine:
         connect_args={"prepare_threshold": None},
     )
     event.listen(engine, "begin", _begin_postgres)
+    event.listen(engine, "commit", _commit_postgres)
     return engine
 
 
@@ -74,12 +76,25 @@ def _begin_postgres(conn: Connection) -> None:
     raw: Any = conn.connection.dbapi_connection
     if not raw.autocommit or not begins_itself(conn):
         return
+    _script(conn, _beginning(conn.get_execution_options()))
+
+
+def _commit_postgres(conn: Connection) -> None:
+    """Commit a transaction of our own engine that tells others, in one round trip; any other one is SQLAlchemy's."""
+    topics = conn.get_execution_options().get(TELL_OPTION)
+    if topics and begins_itself(conn):
+        conn.execution_options(**{TELL_OPTION: None})
+        _script(conn, f"{_tell(conn, topics)}; COMMIT")
+
+
+def _script(conn: Connection, sql: str) -> None:
+    """Run statements without parameters in one round trip; none of those behind one that fails."""
+    raw: Any = conn.connection.dbapi_connection
     cursor = raw.cursor()
     try:
-        cursor.execute(_beginning(conn.get_execution_options()))
-    except conn.dialect.loaded_dbapi.Error:
-        conn.exec_driver_sql("SELECT 1")  # let SQLAlchemy find out that the connection is lost
-        raise
+        cursor.execute(sql)
+    except conn.dialect.loaded_dbapi.Error as error:
+        raise refusal(conn, sql, error) from error
     finally:
         cursor.close()
 
@@ -154,7 +169,10 @@ def _enter_wal(cursor: Any) -> None:
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
-            if (error.sqlite_errorcode & 0xFF) != sqlite3.SQLITE_BUSY:
+            code = error.sqlite_errorcode & 0xFF
+            if code == sqlite3.SQLITE_READONLY:  # a reader changes nothing of a file, its journal's mode neither
+                return
+            if code != sqlite3.SQLITE_BUSY:
                 raise
             cursor.execute("BEGIN IMMEDIATE")
             cursor.execute("ROLLBACK")
@@ -357,8 +375,14 @@ def notify_at_commit(conn: Connection, topics: frozenset[str]) -> None:
     A queue of notifications that is full, because some session that listens never reads, would fail that COMMIT:
     where it is half full nobody is told, and the loops find out by polling.
     """
-    if conn.dialect.name == "postgresql" and topics:
-        told = channel(conn.get_execution_options().get(SCHEMA_OPTION))
-        conn.exec_driver_sql(
-            "SELECT pg_notify(%s, %s) WHERE pg_notification_queue_usage() < 0.5", (told, ",".join(sorted(topics)))
-        )
+    if conn.dialect.name != "postgresql" or not topics:
+        return
+    if begins_itself(conn):
+        conn.execution_options(**{TELL_OPTION: topics | (conn.get_execution_options().get(TELL_OPTION) or set())})
+    else:
+        conn.exec_driver_sql(_tell(conn, topics))
+
+
+def _tell(conn: Connection, topics: Set[str]) -> str:
+    told = channel(conn.get_execution_options().get(SCHEMA_OPTION))
+    return f"SELECT pg_notify('{told}', '{','.join(sorted(topics))}') WHERE pg_notification_queue_usage() < 0.5"

@@ -1,6 +1,7 @@
 """Claims of dispatches: who may send what now, and what is ended because it may be sent no more."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
@@ -19,6 +20,8 @@ from postroad.store import dialects, moves, settle, transitions
 from postroad.store.statements import Statement, as_json
 
 _COLUMNS = moves.COLUMNS + ", o.version, o.body, o.headers, o.origin, o.created_at"
+# Whoever finds something due is told so of lanes too; whoever finds nothing has to look.
+_UNSEEN = "(SELECT 1 FROM {p}lane_members AS m WHERE m.kind = :kind AND m.fresh = 1 LIMIT 1) AS unseen"
 
 # "Unfinished" is said as the index says it: SQLite uses a partial index for nothing else. A claim whose lease
 # is over is due like any other. A scalar subquery: EXISTS may be planned as a join that reads all of it.
@@ -37,7 +40,7 @@ SELECT value AS kind, head FROM (
 # run the choice again for each row and claim more than the limit. Rows that newer code has written are left to it:
 # in a rolling update, or after one is taken back, older code could only spend their attempts.
 _DUE = Statement(
-    "SELECT " + _COLUMNS + " FROM {p}outbox AS o "
+    "SELECT " + _COLUMNS + ", " + _UNSEEN + " FROM {p}outbox AS o "
     "WHERE o.kind = :kind AND o.status IN ('pending', 'delivering') AND o.due_at <= :now "
     "AND (:takeover = 1 OR o.status = 'pending') AND o.version <= :version "
     "ORDER BY o.due_at LIMIT :limit {skip_locked}"
@@ -72,6 +75,7 @@ class Due(moves.Standing, frozen=True, kw_only=True):
     headers: str
     origin: str
     created_at: int
+    unseen: int | None = None
 
 
 def due_kinds(conn: Connection, kinds: Sequence[str], *, takeover: bool, now: int) -> list[str]:
@@ -104,19 +108,22 @@ def claim(
 
     The claim is the start of an attempt and is counted. What may be sent no more is ended instead, with
     outcome and alert, and counts towards the limit: its deadline has passed, its last attempt's lease was
-    lost, or its budget is spent. `takeover` False leaves claims alone whose lease is over.
+    lost or has waited in vain for an acknowledgement, or its budget is spent. `takeover` False leaves claims
+    alone whose lease is over.
     """
     rows = _due(conn, policy, names, limit=limit, takeover=takeover, now=now)
     failpoint("dispatch.selected")
-    ended = [move for row in rows if (move := _end(row, policy, now=now)) is not None]
-    finished = {move.row.id for move in ended}
-    claimed = [row for row in rows if row.id not in finished]
+    unseen = any(row.unseen for row in rows)
+    over = {row.id: move for row in rows if (move := _end(row, policy, now=now)) is not None}
+    ended = [over[row.id] for row in moves.endable(conn, [row for row in rows if row.id in over])]
+    claimed = [row for row in rows if row.id not in over]
     moves.apply(conn, ended, now=now)
     if claimed:
         _start(conn, claimed, policy, token=token, now=now)
     return ClaimedDispatches(
         [_claim_of(_started(row, policy, token=token, now=now)) for row in claimed],
         [Settled(move.row.id, move.to, move.reason, False) for move in ended],
+        unseen,
     )
 
 
@@ -148,6 +155,9 @@ def _end(row: Due, policy: SendPolicy, *, now: int) -> moves.Move | None:
         return _die(row, policy, Reason.LEASE_LOST, gone, error=gone)
     if lost and policy.park_unknown:
         return _die(row, policy, Reason.UNKNOWN_OUTCOME, f"{gone}; it may have arrived", error=gone)
+    if row.ack_required and not lost and row.attempt >= attempts_max:
+        said = f"attempt {row.attempt} of {attempts_max} was the last one"
+        return _die(row, policy, Reason.ACK_TIMEOUT, said, error="no acknowledgement came")
     if spent:
         said = f"attempt {row.attempt + 1} would start after the budget"
         return _die(row, policy, Reason.BUDGET, f"{gone}; {said}" if lost else said, error=row.last_error)
@@ -155,7 +165,8 @@ def _end(row: Due, policy: SendPolicy, *, now: int) -> moves.Move | None:
 
 
 def _die(row: Due, policy: SendPolicy, reason: Reason, summary: str, *, error: str | None) -> moves.Move:
-    return moves.move(row, Status.DEAD_LETTER, reason, summary, error=error, on_failure=policy.on_failure)
+    about: dict[str, Any] = {"on_failure": policy.on_failure, "blocks": policy.on_dead == "block"}
+    return moves.move(row, Status.DEAD_LETTER, reason, summary, error=error, **about)
 
 
 def _start(conn: Connection, rows: Sequence[Due], policy: SendPolicy, *, token: str, now: int) -> None:
@@ -221,12 +232,14 @@ def _claim_of(row: Due) -> DispatchClaim:
         first_attempt_at=row.first_attempt_at,
         expires_at=row.expires_at,
         possible_duplicate=row.attempt > 1 or row.epoch > 0,
+        lane=row.lane,
+        ack_required=bool(row.ack_required),
     )
 
 
 def release(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
     """Give claims back of which nothing had begun, as if they had not been; the ids that were still held."""
-    standing = moves.lock(conn, [hold.subject for hold in holds])
+    standing = moves.lock(conn, [hold.subject for hold in holds], in_lanes=())  # none of them ends
     held = {
         hold.subject: standing[hold.subject]
         for hold in holds

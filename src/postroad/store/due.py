@@ -23,7 +23,8 @@ _STREAMS = Statement("""
 _SENDS = Statement("""
     SELECT (SELECT o.due_at FROM {p}outbox AS o
             WHERE o.kind = value AND o.status IN ('pending', 'delivering') AND o.due_at IS NOT NULL
-            ORDER BY o.due_at LIMIT 1) AS head
+            ORDER BY o.due_at LIMIT 1) AS head,
+    (SELECT 0 FROM {p}lane_members AS m WHERE m.kind = value AND m.fresh = 1 LIMIT 1) AS unseen
     FROM {list:kinds}
 """)
 _MOMENTS = Statement("""
@@ -40,7 +41,10 @@ def streams(conn: Connection, types: Sequence[str]) -> int | None:
 
 
 def sends(conn: Connection, kinds: Sequence[str]) -> int | None:
-    """The earliest time at which a dispatch of one of these kinds may be sent or taken over; None: none is to come."""
+    """The earliest time at which a dispatch of one of these kinds may be sent or taken over; None: none is to come.
+
+    At once (0) if some have joined lanes that no dispatcher has seen.
+    """
     return _earliest(conn, _SENDS, kinds=as_json(kinds))
 
 

@@ -3,7 +3,8 @@
 Publishing inserts its own rows and touches nothing else, so that an open user transaction blocks nobody. An
 event that was consumed has MOVED into the log, so "was it here before?" is asked of both: the unique index
 answers for the inbox while inserting; for the log it is asked in a LATER statement, whose snapshot shows any
-turn that committed before the insert got through, and the insert is undone if the event stands there.
+turn that committed before the insert got through, and the insert is undone if the event stands there. The same
+statement asks for the tombstones of dead events that retention has deleted.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from postroad.model import ids, payload
 from postroad.model.errors import ConcurrencyConflict, KeyConflict, Refused, StreamDeleted
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import NewEvent, Published
+from postroad.store import tombstones
 from postroad.store.log import LANDED, EventKey
 from postroad.store.statements import Statement, as_json
 
@@ -42,9 +44,11 @@ _HELD = Statement(
     + " FROM {rows:e(stream text, event_id text)}) AS found WHERE position IS NOT NULL"
 )
 _OVER = Statement(
-    "SELECT stream, event_id, seq, deleted_at FROM (SELECT e.stream, e.event_id, " + LANDED + " AS seq, "
+    "SELECT stream, event_id, seq, buried, deleted_at FROM "
+    "(SELECT e.stream, e.event_id, " + LANDED + " AS seq, " + tombstones.OF_EVENT + " AS buried, "
     "(SELECT s.deleted_at FROM {p}streams s WHERE s.id = e.stream) AS deleted_at "
-    "FROM {rows:e(stream text, event_id text)}) AS found WHERE seq IS NOT NULL OR deleted_at IS NOT NULL"
+    "FROM {rows:e(stream text, event_id text)}) AS found "
+    "WHERE seq IS NOT NULL OR buried IS NOT NULL OR deleted_at IS NOT NULL"
 )
 _ENTRIES = Statement(
     "SELECT l.stream, l.entry_id AS event_id, l.kind, l.data FROM {rows:e(stream text, seq int)} "
@@ -58,11 +62,18 @@ _LAST_POSITION = 2**63 - 1
 
 
 class First(NamedTuple):
-    """The event that holds an id: where it waits (None: it is in the log) and what it is."""
+    """The event that holds an id: where it waits (None: no more) and what it is; of one that is gone, its hash."""
 
     position: int | None
-    kind: str
-    data: str
+    kind: str = ""
+    data: str = ""
+    content_hash: str = ""
+
+    def is_same(self, event: NewEvent) -> bool:
+        """Whether this event has the same content."""
+        if self.content_hash:
+            return self.content_hash == payload.content_hash(event.kind, event.data)
+        return payload.same_content(event.kind, event.data, self.kind, self.data)
 
 
 def publish(conn: Connection, events: Sequence[NewEvent], *, now: int) -> list[Published]:
@@ -163,15 +174,17 @@ def _held(conn: Connection, keys: Collection[EventKey]) -> dict[EventKey, First]
 
 
 def _landed(conn: Connection, keys: Collection[EventKey]) -> dict[EventKey, First]:
-    """Those that stand in the log; StreamDeleted if one's stream is deleted."""
+    """Those that stand in the log, or died and left a tombstone; StreamDeleted if one's stream is deleted."""
     over = _OVER(conn, e=_keys(keys)).all() if keys else []
     for row in over:
         if row.deleted_at is not None:
             raise StreamDeleted(row.stream, stream=row.stream)
     if not over:
         return {}
-    found = _ENTRIES(conn, e=as_json([{"stream": row.stream, "seq": row.seq} for row in over]))
-    return {(row.stream, row.event_id): First(None, row.kind, row.data) for row in found}
+    buried = {(row.stream, row.event_id): First(None, content_hash=row.buried) for row in over if row.buried}
+    places = [{"stream": row.stream, "seq": row.seq} for row in over if row.seq is not None]
+    found = _ENTRIES(conn, e=as_json(places)) if places else ()
+    return buried | {(row.stream, row.event_id): First(None, row.kind, row.data) for row in found}
 
 
 def _keys(keys: Iterable[EventKey]) -> str:
@@ -179,7 +192,7 @@ def _keys(keys: Iterable[EventKey]) -> str:
 
 
 def _compare(event: NewEvent, first: First) -> None:
-    if not payload.same_content(event.kind, event.data, first.kind, first.data):
+    if not first.is_same(event):
         raise KeyConflict(
             f"{event.event_id} of {event.stream} came before with other content.",
             key=event.event_id,

@@ -18,8 +18,8 @@ from postroad.store.statements import Row, Statement, as_json
 
 EventKey = tuple[str, str]
 
-# Where the event `e` stands in the log, or NULL. Whatever else must keep an event from landing twice (the
-# tombstones of entries that were purged) belongs here: publish, claim and append all look through it.
+# Where the event `e` stands in the log, or NULL. Whatever else must keep an event from landing twice belongs here:
+# publish, claim and append all look through it. (Tombstones are of events that never landed: publish asks for them.)
 LANDED = "(SELECT l.seq FROM {p}log l WHERE l.stream = e.stream AND l.entry_id = e.event_id)"
 
 _LANDED = Statement(

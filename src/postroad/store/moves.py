@@ -1,7 +1,7 @@
 """How a dispatch goes from one status to the next: row, outcome, history and alert, all at once."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from sqlalchemy import Connection
@@ -12,12 +12,12 @@ from postroad.model.events import OUTCOME_NAME, Outcome
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import TERMINAL, Reason, Status, check_edge
 from postroad.model.rows import NewAlert, NewEvent, NewTransition
-from postroad.store import alerts, inbox, transitions
+from postroad.store import alerts, inbox, lanes, transitions
 from postroad.store.statements import Statement, as_json
 
 COLUMNS = (
     "o.id, o.key, o.stream, o.kind, o.destination, o.policy, o.status, o.attempt, o.max_attempts, o.epoch, "
-    "o.due_at, o.first_attempt_at, o.claim_token, o.expires_at, o.last_error, o.receipt"
+    "o.due_at, o.first_attempt_at, o.claim_token, o.expires_at, o.last_error, o.receipt, o.lane, o.ack_required"
 )
 NO_ATTEMPT = "claimed to be ended, no attempt"
 _ALERTING = frozenset({Status.DEAD_LETTER, Status.EXPIRED})
@@ -34,19 +34,25 @@ SET status = moves.status, due_at = moves.due_at, attempt = moves.attempt,
     claim_token = NULL, updated_at = :now
 FROM {rows:moves(id text, status text, due_at int, attempt int, first_attempt_at int,
                  max_attempts int, last_error text, receipt text, was text, token text)}
-WHERE o.id = moves.id AND o.id {in_list:ids} AND o.status = moves.was AND o.claim_token IS NOT DISTINCT FROM moves.token
+WHERE o.id = moves.id AND o.id {among:moves.id} AND o.status = moves.was
+    AND o.claim_token IS NOT DISTINCT FROM moves.token
 """)
 
 # Of two outcomes with one id the first stays, whatever the error or receipt of the second; whoever publishes
 # the outcomes of one dispatch holds its row, so that none can come in between.
 _PLACES = Statement("""
-SELECT told.stream, told.event_id,
+SELECT told.stream AS stream, told.event_id AS event_id,
     (SELECT s.deleted_at FROM {p}streams AS s WHERE s.id = told.stream) IS NOT NULL AS deleted,
     (SELECT i.position FROM {p}inbox AS i WHERE i.stream = told.stream AND i.event_id = told.event_id)
         IS NOT NULL AS waits,
     (SELECT l.seq FROM {p}log AS l WHERE l.stream = told.stream AND l.entry_id = told.event_id)
         IS NOT NULL AS landed
 FROM {rows:told(stream text, event_id text)}
+""")
+
+_SENT = Statement("""
+SELECT DISTINCT entity FROM {p}transitions
+WHERE entity {in_list:ids} AND reason_code IN ('dispatch.delivered.transport_ok', 'dispatch.stale.transport_ok')
 """)
 
 
@@ -69,13 +75,19 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int | None
     last_error: str | None
     receipt: str | None
+    lane: str | None = None
+    ack_required: int = 0
+
+
+S = TypeVar("S", bound=Standing)
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
     """One change of a dispatch, or (`late`) a word on it that changes nothing: only history.
 
     `due_at` None: it is finished, or waits for something else than time. `error` and `receipt` are what the
-    row holds from now on. `told`: the outcome that its stream gets, if there is a stream.
+    row holds from now on. `told`: the outcome that its stream gets, if there is a stream. `blocks`: as a dead letter
+    it holds up its lane.
     """
 
     row: Standing
@@ -94,6 +106,14 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     late: bool = False
     told: Status | None = None
     epoch: int
+    blocks: bool = False
+
+    @property
+    def leaves_its_lane(self) -> bool:
+        """Whether the next one of its lane may go: this one is finished, or a person has decided about it."""
+        if self.late:
+            return self.reason in transitions.RESOLVED
+        return self.to in TERMINAL and not (self.blocks and self.to is Status.DEAD_LETTER)
 
     @property
     def alerts(self) -> bool:
@@ -102,9 +122,26 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
         return died and (self.on_failure == "alert" or not self.row.stream)
 
 
-def lock(conn: Connection, dispatches: Sequence[str]) -> dict[str, Standing]:
-    """Lock these dispatches' rows, ordered by id, and say where they stand; an unknown id is left out."""
+def lock(conn: Connection, dispatches: Sequence[str], *, in_lanes: Sequence[str] | None = None) -> dict[str, Standing]:
+    """Lock these dispatches' rows, ordered by id, and say where they stand; an unknown id is left out.
+
+    Their lanes are locked before them; `in_lanes` are these, where the caller knows them.
+    """
+    if in_lanes is None:
+        lanes.lock_of(conn, dispatches)
+    elif in_lanes:
+        lanes.lock(conn, in_lanes)
     return {row.id: row for row in _LOCK(conn, ids=as_json(dispatches)).into(Standing)}
+
+
+def endable(conn: Connection, rows: Sequence[S]) -> list[S]:
+    """Of rows that are locked already those that may be ended now: their lanes are locked, if nobody holds these.
+
+    The others are left to the next time: a row is never locked before its lane by who waits.
+    """
+    named = {row.lane for row in rows if row.lane is not None}
+    held = lanes.try_lock(conn, named) if named else frozenset[str]()
+    return [row for row in rows if row.lane is None or row.lane in held]
 
 
 def move(row: Standing, to: Status, reason: Reason, summary: str, **changes: Any) -> Move:
@@ -123,9 +160,9 @@ def move(row: Standing, to: Status, reason: Reason, summary: str, **changes: Any
 
 
 def apply(conn: Connection, moves: Sequence[Move], *, now: int) -> None:
-    """Make these moves: rows, outcomes into the streams' inboxes, history, alerts.
+    """Make these moves: rows, lanes, outcomes into the streams' inboxes, history, alerts.
 
-    The rows must have been locked by this transaction.
+    The rows and the lanes of those that end must have been locked by this transaction.
 
     Raises:
         IllegalEdge: There is no such edge; nothing was written.
@@ -137,10 +174,16 @@ def apply(conn: Connection, moves: Sequence[Move], *, now: int) -> None:
         for before, after in _edges(each):
             check_edge(before, after)
     _write(conn, [each for each in moves if not each.late], now=now)
+    lanes.leave(
+        conn, [(each.row.lane, each.row.id) for each in moves if each.row.lane and each.leaves_its_lane], now=now
+    )
     failpoint("moves.written")
     dropped = _tell(conn, [each for each in moves if each.told and each.row.stream], now=now)
     failpoint("moves.told")
-    history = [_history(each, dropped=bool(each.told) and each.row.stream in dropped) for each in moves]
+    history = [
+        _history(each, dropped=bool(each.told) and each.row.stream in dropped)
+        for each in _with_what_was_sent(conn, moves)
+    ]
     transitions.record(conn, [row for rows in history for row in rows], now=now)
     failpoint("moves.recorded")
     alerts.raise_alerts(conn, [_alert(each) for each in moves if each.alerts], now=now)
@@ -173,8 +216,7 @@ def _write(conn: Connection, moves: Sequence[Move], *, now: int) -> None:
         }
         for each in moves
     ]
-    ids = [row["id"] for row in rows]
-    written = _UPDATE(conn, moves=as_json(rows), ids=as_json(ids), now=now).rowcount
+    written = _UPDATE.for_rows(conn, rows, now=now).rowcount
     if written != len(moves):
         raise StaleClaim(f"{len(moves) - written} of {len(moves)} dispatches had moved on.")
 
@@ -187,11 +229,24 @@ def _tell(conn: Connection, moves: Sequence[Move], *, now: int) -> frozenset[str
     for event in map(_outcome, moves):
         told.setdefault((event.stream, event.event_id), event)
     asked = [{"stream": stream, "event_id": event_id} for stream, event_id in told]
-    places = _PLACES(conn, told=as_json(asked)).all()
+    places = _PLACES.for_rows(conn, asked).all()
     new = [told[p.stream, p.event_id] for p in places if not (p.deleted or p.waits or p.landed)]
     if new:
         inbox.add(conn, new, now=now)
     return frozenset(place.stream for place in places if place.deleted)
+
+
+def _with_what_was_sent(conn: Connection, moves: Sequence[Move]) -> Sequence[Move]:
+    """These moves; one that ends without the acknowledgement that was asked for says whether anything was sent."""
+    asked = [each.row.id for each in moves if each.row.ack_required and each.to in _ALERTING and not each.late]
+    sent = set(_SENT(conn, ids=as_json(asked)).scalars()) if asked else set[str]()
+    if not sent:
+        return moves
+    said = "; it had been sent, but not acknowledged"
+    return [
+        msgspec.structs.replace(each, summary=each.summary + said) if each.row.id in sent and not each.late else each
+        for each in moves
+    ]
 
 
 def _outcome(each: Move) -> NewEvent:

@@ -42,7 +42,8 @@ _EVENTS = Statement(
 )
 _DROP = Statement("DELETE FROM {p}inbox WHERE position {in_ints:positions}")
 _BURY = Statement(
-    "UPDATE {p}inbox SET reason = :reason WHERE type = :type AND reason IS NULL AND stream {in_list:streams}"
+    "UPDATE {p}inbox SET reason = :reason, ready_at = :now "
+    "WHERE type = :type AND reason IS NULL AND stream {in_list:streams}"
 )
 _TAKE = Statement(
     "INSERT INTO {p}queues (stream, type, claim_token, until, state, attempts, picked, alone) "
@@ -131,7 +132,7 @@ def claim(
     )
     found = search(conn, ask, now=now)
     sets = _read_sets(conn, stream_type, found.streams, batch=batch)
-    _bury_deleted(conn, stream_type, [one for one in sets if one.deleted])
+    _bury_deleted(conn, stream_type, [one for one in sets if one.deleted], now=now)
     _read_events(conn, [one for one in sets if not one.deleted])
     free(conn, {s.candidate.stream: s.candidate.alone for s in sets if _is_over(s)}, now=now)
     claims = [_claim(one, token, until=now + lease) for one in sets if one.events]
@@ -195,11 +196,11 @@ def _positions(picked: str | None) -> list[int]:
     return msgspec.json.decode(picked, type=list[int]) if picked else []
 
 
-def _bury_deleted(conn: Connection, stream_type: str, deleted: Sequence[_Set]) -> None:
+def _bury_deleted(conn: Connection, stream_type: str, deleted: Sequence[_Set], *, now: int) -> None:
     """What waits in a deleted stream ends here, with its reason."""
     if deleted:
         streams = [one.candidate.stream for one in deleted]
-        _BURY(conn, type=stream_type, streams=as_json(streams), reason=STREAM_DELETED)
+        _BURY(conn, type=stream_type, streams=as_json(streams), reason=STREAM_DELETED, now=now)
 
 
 def _is_over(one: _Set) -> bool:

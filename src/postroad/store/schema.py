@@ -34,6 +34,9 @@ streams = Table(
     Column("version", BigInteger, nullable=False),
     Column("deleted_at", BigInteger),
 )
+# For retention: what was kept for a stream goes some time after it.
+_DELETED = text("deleted_at IS NOT NULL")
+Index(PREFIX + "streams_deleted", streams.c.deleted_at, postgresql_where=_DELETED, sqlite_where=_DELETED)
 
 log = Table(
     PREFIX + "log",
@@ -214,6 +217,8 @@ tombstones = Table(
 _HOMELESS = text("stream = ''")
 Index(PREFIX + "tombstones_ended", tombstones.c.ended_at,
       postgresql_where=_HOMELESS, sqlite_where=_HOMELESS)  # fmt: skip
+_AT_HOME = text("stream <> ''")
+Index(PREFIX + "tombstones_stream", tombstones.c.stream, postgresql_where=_AT_HOME, sqlite_where=_AT_HOME)
 
 # What people did: who, why, to what, and what it was before and after.
 audit = Table(

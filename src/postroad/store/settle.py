@@ -33,7 +33,8 @@ _SAID: dict[Result, str] = {
 def lock(conn: Connection, settlements: Sequence[Settlement]) -> dict[str, moves.Standing]:
     """Lock these settlements' dispatches; `now` is read after it, so that a wait costs nobody a lease."""
     dialects.distrust_statistics(conn)
-    return moves.lock(conn, [each.id for each in settlements])
+    in_lanes = [each.lane for each in settlements if each.lane is not None]
+    return moves.lock(conn, [each.id for each in settlements], in_lanes=in_lanes)
 
 
 def unsettled(conn: Connection, settlements: Sequence[Settlement]) -> set[str]:
@@ -52,7 +53,8 @@ def settle(
     """Write attempts' results, each under its claim's token, and say in the same order what became of them.
 
     A lease that is over does not matter as long as the token is the current one. Under any other token no
-    status changes: the attempt's history is written, and if it succeeded its outcome too. A dispatch that was
+    status changes: the attempt's history is written, and if it succeeded its outcome too. What asked for an
+    acknowledgement is pending again once it was sent, for its whole delay, and has no outcome yet. A dispatch that was
     purged leaves nothing to write to; its status is then "". `locked` is what `lock` has returned in this
     transaction.
     """
@@ -87,8 +89,11 @@ def _ended(row: moves.Standing, each: Settlement, *, now: int) -> moves.Move:
         now=now,
         fraction=each.fraction,
         floor=each.floor,
+        ack=bool(row.ack_required),
     )
     summary, error = _said(f"attempt {row.attempt} of {attempts_max} {_SAID[each.result]}", each)
+    if row.ack_required and each.result == "ok":
+        summary += ", not acknowledged yet"
     return moves.move(
         row,
         following.status,
@@ -98,6 +103,7 @@ def _ended(row: moves.Standing, each: Settlement, *, now: int) -> moves.Move:
         error=error,
         receipt=row.receipt if each.receipt is None else safe_error(each.receipt, PAYLOAD_BYTES_MAX),
         on_failure=each.policy.on_failure,
+        blocks=each.policy.on_dead == "block",
         # A deployment costs no attempt: this one counts, and one more is allowed.
         max_attempts=attempts_max + 1 if each.result == "cut_short" else row.max_attempts,
     )
@@ -128,7 +134,8 @@ def _late(row: moves.Standing, each: Settlement) -> moves.Move:
         attempt=each.attempt,
         epoch=row.epoch if each.epoch is None else each.epoch,
         error=None,
-        told=Status.DELIVERED if each.result == "ok" else None,
+        # What asked for an acknowledgement ends by that, or by none having come.
+        told=Status.DELIVERED if each.result == "ok" and not row.ack_required else None,
         on_failure=each.policy.on_failure,
     )
 
@@ -152,7 +159,7 @@ def _due(following: Next, *, now: int) -> int | None:
 def expire(conn: Connection, *, limit: int, now: int) -> int:
     """End at most `limit` dispatches of any kind whose deadline has passed, oldest first; their number."""
     dialects.distrust_statistics(conn)
-    rows = _OVERDUE(conn, limit=limit, now=now).into(moves.Standing)
+    rows = moves.endable(conn, _OVERDUE(conn, limit=limit, now=now).into(moves.Standing))
     moves.apply(conn, [overdue(row) for row in rows], now=now)
     return len(rows)
 

@@ -15,10 +15,15 @@ class SQLiteVersionWarning(UserWarning):
     """This process's SQLite library has a fault with several connections in WAL mode."""
 
 
+def has_fault() -> bool:
+    """Whether this process's SQLite has the WAL-reset fault."""
+    version = sqlite3.sqlite_version_info
+    return (3, 7, 0) <= version < _WAL_RESET_FIXED and version not in _WAL_RESET_BACKPORTS
+
+
 def warn_of_sqlite_fault() -> None:
     """Warn if this process's SQLite has the WAL-reset fault, and name the cure."""
-    version = sqlite3.sqlite_version_info
-    if (3, 7, 0) <= version < _WAL_RESET_FIXED and version not in _WAL_RESET_BACKPORTS:
+    if has_fault():
         file, line = _users_line()
         warnings.warn_explicit(
             f"SQLite {sqlite3.sqlite_version} can corrupt a WAL database that several connections write to "

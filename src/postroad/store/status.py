@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from postroad.model.clock import SECOND
 from postroad.model.lifecycle import Reason, Status
-from postroad.store import dialects, timers
+from postroad.store import dialects, timers, transitions
 from postroad.store.statements import Statement
 
 HOUR = 3_600 * SECOND
@@ -162,8 +162,9 @@ def snapshot(conn: Connection, *, now: int, hour: int = HOUR) -> Snapshot:
     since = now - hour
     kinds = _kinds(conn, now)
     trouble = _TROUBLE(conn, since=since, max=COUNT_MAX).mappings()
+    trouble = [row for row in trouble if row["reason_code"] not in transitions.RESOLVED]
     by_reason = _counts(trouble, "reason_code")
-    by_status = _counts(trouble, "to_status")
+    by_status = _counts([row for row in trouble if row["reason_code"] not in transitions.STALE], "to_status")
     ran = _RUNS(conn, since=since, max=COUNT_MAX).one()
     oldest, due = _OLDEST_EVENT(conn).scalar_one(), timers.next_due(conn)
     return Snapshot(

@@ -23,7 +23,7 @@ from postroad.model.rows import (
     TurnCommit,
     TurnCommitted,
 )
-from postroad.store import alerts, dialects, inbox, log, outbox, queues, runs, timers
+from postroad.store import acks, alerts, dialects, inbox, log, outbox, queues, runs, timers
 from postroad.store.groups import Name, Verb
 from postroad.store.statements import Statement, as_json
 
@@ -33,8 +33,10 @@ Write = Callable[[Connection], object]
 _CONSUME = Statement(
     "DELETE FROM {p}inbox WHERE position {in_ints:positions} AND " + inbox.UNDEAD + " RETURNING position"
 )
+# A dead event is ready for nothing any more: `ready_at` is then the time at which it died.
 _BURY = Statement(
-    "UPDATE {p}inbox SET reason = :why WHERE position {in_ints:positions} AND " + inbox.UNDEAD + " RETURNING position"
+    "UPDATE {p}inbox SET reason = :why, ready_at = :now "
+    "WHERE position {in_ints:positions} AND " + inbox.UNDEAD + " RETURNING position"
 )
 _LANDED = Statement(
     "SELECT e.position FROM {p}inbox e WHERE e.position {in_ints:positions} AND " + log.LANDED + " IS NOT NULL"
@@ -61,6 +63,7 @@ def commit(
         StreamDeleted: A stream was deleted.
         DuplicateKey: A dispatch with one of the keys exists.
         KeyConflict, TimerConflict: As for publishing and for timers.
+        DispatchNotFound, AckNotRequested, BadAckToken, AckRefused: A token acknowledges nothing.
     """
     if write is not None and len(turns) != 1:
         raise InvalidInput("`write` takes a turn that is alone in its transaction.", field="write")
@@ -98,7 +101,7 @@ def _record(conn: Connection, turns: Sequence[TurnCommit], *, now: int) -> None:
         _all_gone(consumed, _CONSUME(conn, positions=as_json(list(consumed))).scalars())
     for why in sorted({turn.dead_reason for turn in turns if turn.dead}):
         dead = {e.position: t.claim.stream for t in turns for e in t.dead if t.dead_reason == why}
-        _all_gone(dead, _BURY(conn, positions=as_json(list(dead)), why=why).scalars())
+        _all_gone(dead, _BURY(conn, positions=as_json(list(dead)), why=why, now=now).scalars())
     failpoint("turns.consumed")
 
 
@@ -141,6 +144,8 @@ def _cause(
         timers.apply(conn, changes, now=now)
     failpoint("turns.timed")
     keys = _all(turn.withdrawals for turn in turns)
+    acks.acknowledge(conn, _all(turn.acks for turn in turns), actor=source, withdrawals=keys, now=now)
+    failpoint("turns.acknowledged")
     withdrawn = set(outbox.withdraw(conn, keys, actor=source, now=now)) if keys else set[str]()
     failpoint("turns.withdrawn")
     events = _all(turn.publishes for turn in turns)
@@ -162,6 +167,7 @@ def _names(turn: TurnCommit) -> list[Name]:
         ("", stream),  # least of all: commits are in the order of their streams
         *(("key", dispatch.key) for dispatch in turn.dispatches),
         *(("key", key) for key in turn.withdrawals),
+        *(("ack", token.dispatch) for token in turn.acks),
         *(("timer", change.stream, change.key) for change in turn.timers),
         *(("event", event.stream, event.event_id) for event in turn.publishes),
     ]

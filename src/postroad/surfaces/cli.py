@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from postroad.surfaces.output import reporting, say, show_json, show_wrong_use
+from postroad.surfaces import dispatch_commands
+from postroad.surfaces.options import DatabaseOption, JsonOption, LimitOption, SchemaOption
+from postroad.surfaces.output import WrongUse, reporting, say, show_json, show_wrong_use
 
 app = typer.Typer(
     name="postroad",
@@ -19,16 +21,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 streams = typer.Typer(help="Look at streams.", no_args_is_help=True, rich_markup_mode=None)
-dispatches = typer.Typer(help="Look at dispatches.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(streams, name="stream")
-app.add_typer(dispatches, name="dispatch")
+app.add_typer(dispatch_commands.app, name="dispatch")
 
-DatabaseOption = Annotated[
-    str | None, typer.Option("--database", help="Its URL; else POSTROAD_DATABASE_URL, DATABASE_URL, postroad.toml.")
-]
-SchemaOption = Annotated[str | None, typer.Option("--schema", help="The Postgres schema of our tables.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many.")]
 BundledOption = Annotated[
     bool, typer.Option("--bundled-sqlite", help="Use the SQLite of the pysqlite3 wheel in this process.")
 ]
@@ -124,13 +119,22 @@ def run(
     poll: Annotated[
         float | None, typer.Option("--poll", min=0.001, max=30, help="Seconds between looks (0.25).")
     ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Work until nothing is due, say what was done, and end.")
+    ] = False,
+    as_json: JsonOption = False,
     bundled_sqlite: BundledOption = False,
 ) -> None:
     """Run an app's loops until SIGTERM or SIGINT; a second signal ends at once."""
     use_bundled_sqlite(bundled_sqlite)
     from postroad.surfaces import running
 
-    with reporting(False):
+    with reporting(as_json):
+        if as_json and not once:
+            raise WrongUse("--json goes with --once.")
+        if once:
+            running.run_once(reference, only=only, database=database, schema=schema, as_json=as_json)
+            return
         running.run(reference, only=only, database=database, schema=schema, grace=grace, poll=poll)
 
 
@@ -173,6 +177,66 @@ def status(database: DatabaseOption = None, schema: SchemaOption = None, as_json
             screens.status(found)
 
 
+@app.command("config")
+def show_config(
+    reference: Annotated[str | None, typer.Argument(metavar="[APP]", help="module:attribute of a Postroad.")] = None,
+    as_json: JsonOption = False,
+    bundled_sqlite: BundledOption = False,
+) -> None:
+    """Show every setting, without secrets, and which place decided it; of an APP, what its code says comes first."""
+    use_bundled_sqlite(bundled_sqlite)
+    with reporting(as_json):
+        from postroad.surfaces import configuring
+
+        configuring.show(reference, as_json)
+
+
+@app.command()
+def doctor(
+    reference: Annotated[str, typer.Argument(metavar="APP", help="module:attribute of a Postroad.")],
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    as_json: JsonOption = False,
+    bundled_sqlite: BundledOption = False,
+) -> None:
+    """Look for what is wrong with an app's settings, its kinds and its database, and say what to do.
+
+    Exit codes: 0 if there is no error (warnings may be), 1 if there is, 2 for wrong use. Nothing is changed.
+    """
+    use_bundled_sqlite(bundled_sqlite)
+    with reporting(as_json):
+        from postroad.surfaces import doctor as doctoring
+
+        raise typer.Exit(doctoring.show(reference, database, schema, as_json))
+
+
+@app.command("ack")
+def acknowledge(
+    token: Annotated[
+        str | None, typer.Argument(metavar="[TOKEN]", help="Better on stdin: others see a command's arguments.")
+    ] = None,
+    *,
+    app: Annotated[
+        str | None, typer.Option("--app", metavar="APP", help="module:attribute of a Postroad: its keys, its database.")
+    ] = None,
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Acknowledge a dispatch by its token, which is read from stdin: it is acked, and not sent again.
+
+    Exit codes: 0 acknowledged, now or before; 1 no such dispatch, too late, or no database; 2 wrong use or bad token.
+    """
+    with reporting(as_json):
+        from postroad.surfaces import acking
+
+        dispatch = acking.acknowledge(token, app, database=database, schema=schema)
+        if as_json:
+            show_json({"dispatch": dispatch})
+        else:
+            say(f"acknowledged {dispatch}")
+
+
 @streams.command("show")
 def show_stream(
     stream: Annotated[str, typer.Argument(help="The stream's name, type/id.")],
@@ -192,47 +256,6 @@ def show_stream(
             show_json(found)
         else:
             screens.stream(found)
-
-
-@dispatches.command("ls")
-def list_dispatches(
-    *,
-    status: Annotated[str | None, typer.Option("--status", help="pending, delivering, delivered, …")] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="Of this kind.")] = None,
-    to: Annotated[str | None, typer.Option("--to", help="To this destination.")] = None,
-    limit: LimitOption = 50,
-    database: DatabaseOption = None,
-    schema: SchemaOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List dispatches, the newest first."""
-    with reporting(as_json):
-        from postroad.surfaces import reading, screens
-
-        reading.check_status(status)
-        found = reading.look(database, schema, reading.dispatches, status=status, kind=kind, to=to, limit=limit)
-        if as_json:
-            show_json(found)
-        else:
-            screens.dispatches(found)
-
-
-@dispatches.command("show")
-def show_dispatch(
-    name: Annotated[str, typer.Argument(metavar="ID_OR_KEY", help="Its id or its key.")],
-    database: DatabaseOption = None,
-    schema: SchemaOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show a dispatch: its history, its attempts, and why it is not moving."""
-    with reporting(as_json):
-        from postroad.surfaces import reading, screens
-
-        found, why = reading.look(database, schema, reading.dispatch, name)
-        if as_json:
-            show_json(reading.with_why(found, why))
-        else:
-            screens.dispatch(found, why)
 
 
 if __name__ == "__main__":

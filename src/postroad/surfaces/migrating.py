@@ -7,7 +7,7 @@ from postroad.surfaces.output import say, show_json, show_table, when
 
 def apply(url: str | None, schema: str | None, as_json: bool) -> None:
     """Bring the schema up to this code's, and say which steps that took."""
-    with reading.opened(url, schema, writing=True) as database:
+    with reading.opened(url, schema, creating=True) as database:
         applied = migrations.migrate(database)
     if as_json:
         show_json({"applied": applied, "version": migrations.latest})

@@ -32,6 +32,10 @@ class NotFound(errors.PostroadError):
     """Not found."""
 
 
+class Conflict(errors.PostroadError):
+    """Nothing was done."""
+
+
 class WrongUse(errors.InvalidInput):
     """This is not how the command is called."""
 
@@ -42,7 +46,8 @@ class Unavailable(errors.PostroadError):
 
 KINDS: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], ErrorKind]] = (
     ((NotFound, errors.DispatchNotFound), "not_found"),
-    ((errors.KeyConflict, errors.TimerConflict, errors.ConcurrencyConflict, errors.DuplicateKey), "conflict"),
+    ((Conflict, errors.KeyConflict, errors.TimerConflict, errors.ConcurrencyConflict, errors.DuplicateKey), "conflict"),
+    ((errors.AckNotRequested, errors.AckRefused), "conflict"),
     (errors.Refused, "invalid_input"),
     (
         (Unavailable, errors.SchemaMismatch, errors.DatabaseBusy, errors.DatabaseReplaced, errors.CommitUnknown),
@@ -135,6 +140,11 @@ def say(line: str = "") -> None:
     print(escaped(line))
 
 
+def say_lines(text: str) -> None:
+    """Print a text of several lines for people, each of them escaped."""
+    print(escaped_lines(text))
+
+
 def say_error(line: str) -> None:
     """Print a line about a failure on stderr."""
     sys.stderr.write(f"postroad: {escaped(line)}\n")
@@ -176,6 +186,7 @@ def _print_plain(rows: Sequence[Sequence[str]]) -> None:
 _COLOURS = {
     "delivered": "green", "acked": "green", "committed": "green",
     "dead_letter": "red", "expired": "red", "failed": "red", "parked": "red",
+    "ok": "green", "warning": "yellow", "error": "red",
     "delivering": "cyan", "claimed": "cyan", "backoff": "yellow", "interrupted": "yellow",
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -14,15 +14,17 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from postroad.engine.config import database_url, masked, settings
 from postroad.model.clock import moment
-from postroad.model.dispatches import DispatchRow
 from postroad.model.events import Entry
-from postroad.model.lifecycle import Status
-from postroad.store import dialects, dispatch_views, log, migrations, runs, status, stream_views
+from postroad.store import dialects, log, migrations, runs, status, stream_views
 from postroad.store.database import Database
 from postroad.store.executor import Inline
-from postroad.surfaces.output import NotFound, Unavailable, WrongUse
+from postroad.surfaces.output import NotFound, Unavailable, WrongUse, say_error
 
 T = TypeVar("T")
+ON_THE_COMMAND_LINE = (
+    "a password on the command line is seen in the list of processes and kept in the shell's history: "
+    "use POSTROAD_DATABASE_URL or postroad.toml"
+)
 
 
 class StreamView(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,20 +45,29 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def opened(url: str | None, schema: str | None, *, writing: bool = False) -> Iterator[Database]:
-    """The database that the command line or the settings name. A SQLite file must exist, unless `writing`.
+def opened(url: str | None, schema: str | None, *, writing: bool = False, creating: bool = False) -> Iterator[Database]:
+    """The database that the command line or the settings name: to read, to write, or to be made if it is not there.
 
     Raises:
         Unavailable: It cannot be reached or read.
         WrongUse: None is configured, or its URL is wrong.
     """
     place, _ = database_url(url)
+    if url is not None and parsed(place).password:
+        say_error(ON_THE_COMMAND_LINE)
     chosen = settings({"schema": schema})["schema"].value
+    with opened_at(place, chosen, writing=writing, creating=creating) as database:
+        yield database
+
+
+@contextmanager
+def opened_at(place: str, schema: str | None, *, writing: bool = False, creating: bool = False) -> Iterator[Database]:
+    """The database with this URL, as `opened` opens it."""
     wanted = parsed(place)
     is_sqlite = wanted.get_backend_name() == "sqlite"
     database = Database(
-        _existing(wanted) if is_sqlite and not writing else wanted,
-        schema=None if is_sqlite else chosen,
+        _existing(wanted, writing=writing) if is_sqlite and not creating else wanted,
+        schema=None if is_sqlite else schema,
         executor=Inline(),
     )
     try:
@@ -133,36 +144,6 @@ def stream(conn: Connection, name: str, *, after: int | None, limit: int, now: i
     )
 
 
-def dispatches(
-    conn: Connection, *, status: str | None, kind: str | None, to: str | None, limit: int, now: int
-) -> Sequence[DispatchRow]:
-    """The newest dispatches."""
-    return dispatch_views.list_(conn, status=status, kind=kind, to=to, limit=limit)
-
-
-def dispatch(conn: Connection, name: str, *, now: int) -> tuple[DispatchRow, str]:
-    """A dispatch by id or key with its history, and the sentence on why it is not moving.
-
-    Raises:
-        NotFound: There is none.
-    """
-    found = dispatch_views.get(conn, name)
-    if found is None:
-        raise NotFound(f"No dispatch has the id or key {name!r}.", dispatch=name)
-    return found, dispatch_views.why(conn, found.id, now=now)
-
-
-def with_why(found: DispatchRow, why: str) -> dict[str, Any]:
-    """A dispatch as programs see it."""
-    return {**msgspec.to_builtins(found), "why": why}
-
-
-def check_status(status: str | None) -> None:
-    """Refuse a status that no dispatch can have."""
-    if status is not None and status not in list(Status):
-        raise WrongUse(f"status must be one of {', '.join(Status)}, got {status!r}.", field="status")
-
-
 def plain(row: msgspec.Struct) -> dict[str, Any]:
     """A row as plain values, its times as ISO 8601."""
     values: Mapping[str, Any] = msgspec.structs.asdict(row)
@@ -172,11 +153,13 @@ def plain(row: msgspec.Struct) -> dict[str, Any]:
 _TIMES = frozenset({"until", "received_at", "ready_at", "started_at", "ended_at", "applied_at"})
 
 
-def _existing(url: URL) -> URL:
-    """The same SQLite file for reading only; Unavailable if it isn't there."""
+def _existing(url: URL, *, writing: bool) -> URL:
+    """The same SQLite file, for reading only unless `writing`; Unavailable if it isn't there."""
     path = url.database or ""
     if not os.path.isfile(path):
         raise Unavailable(f"There is no file {path or '(no name)'}.")
+    if writing:
+        return url
     return URL.create("sqlite", database=f"file:{quote(path)}", query={"mode": "ro", "uri": "true"})
 
 

@@ -21,7 +21,8 @@ from postroad.engine.config import DEFAULTS, database_url, masked, settings
 from postroad.engine.telemetry import logger
 from postroad.model.clock import SECOND, span
 from postroad.model.errors import InvalidInput, PostroadError
-from postroad.surfaces.output import WrongUse, escaped_lines
+from postroad.surfaces.configuring import of_app
+from postroad.surfaces.output import WrongUse, escaped_lines, show_json, show_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from postroad.engine.running import Part
 
 PARTS: "tuple[Part, ...]" = ("turns", "sends", "timers")
+TOLD = ("attempted", "delivered", "dead_letter", "expired", "retried", "stale", "turns", "timers", "waiting")
 GRACE_SECONDS = float(str(DEFAULTS["grace"]))
 ENDED_AT_ONCE = 130
 STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -111,19 +113,48 @@ def run(
     log_to_stderr()
     parts = parts_of(only)
     lengths = lengths_of(grace, poll)
-    if database is not None:
-        database_url(database)
     stopping.patience = lengths["grace"] / SECOND + HARD_END_SECONDS
-    post = load(reference)
+    post = _opened(reference, database, schema)
     from postroad.engine.running import run_bounded
 
+    logger.info("%s runs %s on %s", reference, ", ".join(parts), place(post))
+    run_bounded(_run(post, stopping, parts, lengths))
+    logger.info("%s has ended", reference)
+
+
+def run_once(
+    reference: str, *, only: str | None = None, database: str | None = None, schema: str | None = None, as_json: bool
+) -> None:
+    """Work until nothing is due, and print what was done: for cron, and for a look at what an app does.
+
+    Raises:
+        As `run`.
+    """
+    log_to_stderr()
+    parts = parts_of(only)
+    post = _opened(reference, database, schema)
+    try:
+        drained = post.drain(only=parts)
+    finally:
+        post.close()
+    counts = {name: getattr(drained, name) for name in TOLD}
+    if as_json:
+        show_json(counts)
+    else:
+        show_table(("", ""), [(name.replace("_", " "), count) for name, count in counts.items()])
+
+
+def _opened(reference: str, database: str | None, schema: str | None) -> "Postroad":
+    """The app, with its database open, its failpoint armed and its telling heard."""
+    if database is not None:
+        database_url(database)
+    post = load(reference)
+    of_app(post, database=database, schema=schema)
     _arm()
     post.reconfigure(database=database, schema=schema)
     open_database(post, database)
     post.observe(tell)
-    logger.info("%s runs %s on %s", reference, ", ".join(parts), place(post))
-    run_bounded(_run(post, stopping, parts, lengths))
-    logger.info("%s has ended", reference)
+    return post
 
 
 async def _run(post: "Postroad", stopping: Stopping, parts: "Sequence[Part]", lengths: "Mapping[str, int]") -> None:
@@ -191,13 +222,15 @@ def open_database(post: "Postroad", database: str | None) -> None:
         Unavailable: It cannot be reached or read.
         WrongUse: Its URL is none.
     """
-    from postroad.surfaces.reading import parsed, reachable
+    from postroad.surfaces.reading import ON_THE_COMMAND_LINE, parsed, reachable
 
     source = database or post.source or database_url(None)[0]
     if isinstance(source, str):
         parsed(source)
     with once_readable(), reachable(masked(source if isinstance(source, str) else str(source.url))):
         post.check_schema()
+    if database is not None and parsed(database).password:
+        logger.warning("%s", ON_THE_COMMAND_LINE)
 
 
 def parts_of(only: str | None) -> "tuple[Part, ...]":
@@ -249,7 +282,7 @@ def tell(name: str, values: "Mapping[str, Any]") -> None:
     match name:
         case "dispatch.settled" if values["status"] in ("dead_letter", "expired") and not values["stale"]:
             logger.warning("dispatch %s ended: %s", values["id"], values["reason"])
-        case "dispatch.settled" if values["stale"]:
+        case "dispatch.settled" if values["stale"] and values["status"] != "acked":
             logger.warning("dispatch %s: an attempt ended after its claim was over: %s", values["id"], values["reason"])
         case "lease.lost":
             logger.warning("the claim of %s is lost; its turn is given up", values["subject"])

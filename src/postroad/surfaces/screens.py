@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from postroad.model.dispatches import DispatchRow
+from postroad.model.dispatches import Changed, DispatchRow
 from postroad.store.status import Bounded, Snapshot
-from postroad.surfaces.output import length, say, say_title, show_table, when
+from postroad.surfaces.dispatch_reading import DispatchView
+from postroad.surfaces.output import length, say, say_lines, say_title, show_table, when
 from postroad.surfaces.reading import StreamView
 
 DATA_CHARACTERS = 100
@@ -132,8 +133,8 @@ def _data(raw: Any) -> str:
     return text if len(text) <= DATA_CHARACTERS else text[: DATA_CHARACTERS - 1] + "…"
 
 
-def dispatches(found: Sequence[DispatchRow]) -> None:
-    """A table of dispatches."""
+def dispatches(found: Sequence[DispatchRow], *, limit: int) -> None:
+    """A table of dispatches, and how to see those behind it."""
     if not found:
         say("(no dispatches)")
         return
@@ -141,41 +142,85 @@ def dispatches(found: Sequence[DispatchRow]) -> None:
         ("key", "kind", "to", "status", "attempt", "due", "created", "last error"),
         [
             (row.key, row.kind, row.to, row.status, _attempt(row), when(row.due_at), when(row.created_at),
-             row.last_error)
+             _first_line(row.last_error))
             for row in found
         ],
     )  # fmt: skip
+    if len(found) == limit:
+        say(f"There may be more: --after {found[-1].cursor}")
 
 
-def dispatch(found: DispatchRow, why: str) -> None:
-    """A dispatch with its history, and why it is not moving."""
-    say_title(found.key)
-    say(why)
-    show_table(
-        ("", ""),
-        [
-            ("id", found.id),
-            ("kind", found.kind),
-            ("to", found.to),
-            ("stream", found.stream),
-            ("status", found.status),
-            ("reason", found.reason),
-            ("attempts", _attempt(found)),
-            ("created", when(found.created_at)),
-            ("due", when(found.due_at)),
-            ("expires", when(found.expires_at)),
-            ("last error", found.last_error),
-        ],
-    )
+def dispatch(found: DispatchView) -> None:
+    """A dispatch with its attempts, its history and its body, and why it is not moving."""
+    row = found.row
+    say_title(row.key)
+    say(found.why)
+    show_table(("", ""), _about(found))
+    if found.attempts:
+        say_title("attempts")
+        show_table(
+            ("attempt", "epoch", "started", "ended", "what came of it"),
+            [
+                (a.number, a.epoch, when(a.started_at), when(a.ended_at), "; ".join(filter(None, (a.summary, a.late))))
+                for a in found.attempts
+            ],
+        )
     say_title("history")
     show_table(
         ("at", "from", "to", "reason", "summary", "by"),
         [
             (when(c["at"]), c["from_status"], c["to_status"], c["reason_code"], c["summary"],
              f"{c['source']} {c['actor']}".strip())
-            for c in found.history
+            for c in row.history
         ],
     )  # fmt: skip
+    if row.last_error and len(row.last_error.splitlines()) > 1:
+        say_title("last error")
+        say_lines(row.last_error)
+    cut = f", the first {len(found.body)} characters" if len(found.body.encode()) < found.body_size else ""
+    say_title(f"body ({found.body_size} bytes{cut})")
+    say_lines(found.body)
+
+
+def _about(found: DispatchView) -> list[tuple[str, object]]:
+    """What is known of a dispatch; what it has not is left out."""
+    row = found.row
+    horizon = None if found.horizon_seconds is None else length(round(found.horizon_seconds * 1_000_000))
+    rows: list[tuple[str, object]] = [
+        ("id", row.id),
+        ("kind", row.kind if row.version == 1 else f"{row.kind}, version {row.version}"),
+        ("to", row.to),
+        ("stream", row.stream),
+        ("status", row.status),
+        ("reason", row.reason),
+        ("attempts", _attempt(row) + (f", epoch {row.epoch}" if row.epoch else "")),
+        ("retry horizon", horizon),
+        ("created", when(row.created_at)),
+        ("due", when(row.due_at)),
+        ("expires", when(row.expires_at)),
+        ("lane", row.lane),
+        ("acknowledgement", "asked for" if row.ack_required else ""),
+        ("origin", " ".join(f"{name}={value}" for name, value in row.origin.items())),
+        ("receipt", found.receipt),
+        ("last error", _first_line(row.last_error)),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def changed(found: Changed, *, sample: bool) -> None:
+    """What a command came to; of a dry run some of what is meant."""
+    say(found.said)
+    for why, number in found.refused.items():
+        say(f"{number} left as they are: {why}")
+    if sample and found.sample:
+        show_table(
+            ("key", "kind", "to", "status", "created", "reason"),
+            [(row.key, row.kind, row.to, row.status, when(row.created_at), row.reason) for row in found.sample],
+        )
+
+
+def _first_line(error: str | None) -> str:
+    return next(iter((error or "").splitlines()), "")
 
 
 def _attempt(row: DispatchRow) -> str:

@@ -151,6 +151,7 @@ CREATE TABLE {p}streams (
     deleted_at BIGINT,
     PRIMARY KEY (id)
 );
+CREATE INDEX postroad_streams_deleted ON {p}streams (deleted_at) WHERE deleted_at IS NOT NULL;
 CREATE TABLE {p}timers (
     stream TEXT NOT NULL,
     "key" TEXT NOT NULL,
@@ -175,6 +176,7 @@ CREATE TABLE {p}tombstones (
     PRIMARY KEY (scope, "key")
 );
 CREATE INDEX postroad_tombstones_ended ON {p}tombstones (ended_at) WHERE stream = '';
+CREATE INDEX postroad_tombstones_stream ON {p}tombstones (stream) WHERE stream <> '';
 CREATE TABLE {p}transitions (
     id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     entity TEXT NOT NULL,

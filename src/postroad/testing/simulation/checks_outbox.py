@@ -11,7 +11,7 @@ from postroad.model.clock import SECOND
 from postroad.model.ids import outcome_id
 from postroad.model.lifecycle import EDGES, TERMINAL, Reason, Status
 from postroad.store.transitions import STALE
-from postroad.testing.simulation.history import History, Rows
+from postroad.testing.simulation.history import History, Rows, grouped
 from postroad.testing.simulation.sink import ENDED
 from postroad.testing.simulation.workload import (
     FLOOR_SECONDS,
@@ -28,13 +28,15 @@ from postroad.testing.simulation.workload import (
 _BY_THE_SENDER = frozenset({Reason.TRANSPORT_OK, Reason.RETRY_BACKOFF, Reason.PERMANENT, Reason.MAX_ATTEMPTS})
 _DEATHS = frozenset(reason for reason in Reason if reason.startswith("dispatch.dead_letter"))
 WAIT_SECONDS = 0.1
+FOR_EVER = 2**63
 _AT_LAST_ATTEMPT = frozenset({Reason.MAX_ATTEMPTS, Reason.LEASE_LOST})
 
 
 def o1_no_lost_action(h: History) -> Iterator[str]:
-    """At the end every dispatch is at its end; until then an unfinished one has a time at which it is looked at."""
+    """At the end every dispatch is at its end; until then an unfinished one has a time, or a lane to wait in."""
     for row in h.outbox:
-        if row.status not in TERMINAL and (h.end or row.due_at is None):
+        waits = row.lane is not None and row.status == Status.PENDING
+        if row.status not in TERMINAL and (h.end or (row.due_at is None and not waits)):
             yield f"{row.key} is {row.status}, due at {row.due_at}"
 
 
@@ -187,6 +189,23 @@ def o12_expiry(h: History) -> Iterator[str]:
         for step in story:
             if row.expires_at is not None and _starts(step) and step.at >= row.expires_at:
                 yield f"{row.key}: attempt {_meta(step)['attempt']} started after its deadline"
+
+
+def o13_lane_order(h: History) -> Iterator[str]:
+    """In a lane no attempt starts before all that was sent earlier is at its end; only one of it is ever due."""
+    sent = {step.entity: step.id for step in h.transitions if step.reason_code == Reason.ENQUEUED}
+    of_lanes = [row for row in h.outbox if row.lane is not None]
+    for lane, rows in grouped(of_lanes, "lane").items():
+        over = 0
+        for row in sorted(rows, key=lambda row: sent[row.id]):
+            steps = [step for step in h.stories[row.id] if step.reason_code not in STALE]
+            first = next((step.id for step in steps if _starts(step)), None)
+            if first is not None and first < over:
+                yield f"{row.key} started in {lane} before those that were sent earlier had ended"
+            over = max(over, steps[-1].id if row.status in TERMINAL else FOR_EVER)
+        due = [row.key for row in rows if row.due_at is not None and row.status not in TERMINAL]
+        if len(due) > 1:
+            yield f"{due} of {lane} are due at once"
 
 
 def o14_lease_fits(h: History) -> Iterator[str]:

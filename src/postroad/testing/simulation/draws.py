@@ -7,6 +7,7 @@ from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.workload import AUDIT, BY_NAME, LOAD, Message, Order, Step, stream_types
 
 VERBS = (*["send"] * 4, *["timer"] * 2, "rearm", *["cancel"] * 2, "publish", "write", "withdraw")
+LANES = ("lane a", "lane b", "lane c")
 
 
 class Draws:
@@ -69,9 +70,8 @@ class Draws:
             case "send":
                 key = self.keys[-1] if self.keys and self.chance(0.03) else name
                 self.keys.append(key)
-                return Step(
-                    do, key, self.choice(tuple(BY_NAME)), self._after(), self.plan(), self._expiry(), self._take()
-                )
+                about = (self._after(), self.plan(), self._expiry(), self._take(), self._lane())
+                return Step(do, key, self.choice(tuple(BY_NAME)), *about)
             case "timer":
                 self.timers.append((stream, name))
                 return Step(do, name, after=self._after())
@@ -83,6 +83,9 @@ class Draws:
                 own = [key for owner, key in self.timers[-8:] if owner == stream]
                 return Step(do, self.choice(tuple(own)) if own else name, after=self._after())
         return Step(do, name)
+
+    def _lane(self) -> str:
+        return self.choice(LANES) if self.chance(self._options.lanes) else ""
 
     def _take(self) -> float:
         return round(self.entropy.fraction() * 3.5, 3) if self.chance(0.4) else 0

@@ -20,7 +20,21 @@ from postroad.model.clock import SECOND
 from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import Reason
-from postroad.store import alerts, dispatch_claims, groups, inbox, log, moves, queues, runs, settle, timers, turns
+from postroad.store import (
+    alerts,
+    dispatch_claims,
+    groups,
+    inbox,
+    lanes,
+    log,
+    moves,
+    queues,
+    runs,
+    settle,
+    timers,
+    turns,
+)
+from postroad.store.statements import Statement
 
 Planting = Callable[[], AbstractContextManager[object]]
 TICK = SECOND // 10
@@ -312,6 +326,19 @@ def strands() -> AbstractContextManager[object]:
         return set()
 
     return patch.object(queues, "free", free)
+
+
+@_planted("a lane's order is lost")
+def promotes_the_last() -> AbstractContextManager[object]:
+    """Of a lane the newest member goes next."""
+    backwards = Statement(lanes._NEXT._sql.replace("ORDER BY m.lane, m.number", "ORDER BY m.number DESC"))
+    return patch.object(lanes, "_NEXT", backwards)
+
+
+@_planted("a lane is stranded")
+def leaves_no_lane() -> AbstractContextManager[object]:
+    """The end of a dispatch lets nothing of its lane go on."""
+    return patch.object(lanes, "leave", lambda conn, gone, *, now: None)
 
 
 @_planted("orphaned run")

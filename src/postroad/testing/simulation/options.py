@@ -9,7 +9,7 @@ OPERATIONS = 200
 # What can be switched off, one by one: how a failure gets smaller.
 TROUBLES = (
     "kills", "shutdowns", "pauses", "jumps", "crash_statement", "crash_failpoint", "crash_send", "lost_commit",
-    "latency", "gathers", "send_trouble", "turn_trouble", "repeats", "think",
+    "latency", "gathers", "send_trouble", "turn_trouble", "repeats", "think", "lanes",
 )  # fmt: skip
 
 
@@ -54,6 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     send_trouble: float
     turn_trouble: float
     repeats: float
+    lanes: float
 
 
 def draw(seed: int, *, operations: int = OPERATIONS, without: Iterable[str] = ()) -> Options:
@@ -98,4 +99,5 @@ def _drawn(seed: int, operations: int) -> Options:
         send_trouble=sometimes(rng.choice((0.2, 0.6)), 0.05),
         turn_trouble=sometimes(rng.choice((0.05, 0.15)), 0.02),
         repeats=sometimes(0.2, 0.05),
+        lanes=sometimes(rng.choice((0.2, 0.8))),
     )

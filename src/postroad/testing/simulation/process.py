@@ -115,6 +115,7 @@ class Process:
         parts = self.post.parts(poll=round(self.world.options.poll * SECOND))
         parts.keeper = SteppedKeeper(self.database, parts.telemetry, self)
         parts.calls = SteppedCalls()
+        parts.retention = None  # the checkers read all that has happened
         return parts
 
     async def run(self) -> None:

@@ -37,6 +37,7 @@ SOMETIMES: Mapping[str, str] = {
     "a group is refused and written member by member": "passed group.member",
     "an alert rings": "alert rung",
     "an alert rings twice": "alert rung twice",
+    "a dispatch waits in a lane and is sent": "lane",
     "a claim of a running turn is lost": "lease.lost",
     "a dispatch expires before its first attempt": "expired unattempted",
     "a dispatch arrives more than once": "arrived again",
@@ -71,5 +72,6 @@ def reached(h: History) -> Counter[str]:
     counts["alert rung"] = len(h.rung)
     counts["alert rung twice"] = sum(times > raised[about] for about, times in rung.items())
     counts["expired unattempted"] = sum(row.status == Status.EXPIRED and not row.attempt for row in h.outbox)
+    counts["lane"] = sum(row.lane is not None and row.status == Status.DELIVERED for row in h.outbox)
     counts["arrived again"] = sum(times > 1 for times in arrived.values())
     return counts

@@ -41,6 +41,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     plan: list[str] = []
     expires: float | None = None
     take: float = 0
+    lane: str = ""
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,6 +105,7 @@ def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bo
             handlers.elsewhere(FAX)
             continue
         common: dict[str, Any] = {"timeout": options.send_timeout, "lease": options.lease, "retry": steady}
+        common["on_dead"] = "skip"  # here is nobody who would decide about a lane that a dead letter holds up
         about = common | special[kind.name]
         handlers.sender(kind, concurrency=options.concurrency, **about)(partial(_send, outside=outside))
     _declare_turns(handlers, options, partial(_decide, outside=outside))
@@ -171,7 +173,8 @@ def _replace(turn: Turn, key: str) -> None:
 
 def _send_step(turn: Turn, step: Step) -> None:
     message = Message(step.plan, step.take)
-    turn.send(BY_NAME[step.kind], message, to=step.name, key=step.name, after=step.after, expires=step.expires)
+    about: dict[str, Any] = {"to": step.name, "key": step.name, "lane": step.lane or None}
+    turn.send(BY_NAME[step.kind], message, after=step.after, expires=step.expires, **about)
 
 
 def _write(conn: Connection, *, name: str) -> None:
