@@ -71,8 +71,7 @@ chaos: install ## Kill, stop and rob real processes of their databases, and chec
 	$(BIN)/python -m postroad.testing.chaos --duration $(DURATION) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 notify: install ## Run the notifying example in a folder of its own
-	folder=$$(mktemp -d) && cd $$folder && POSTROAD_BUNDLED_SQLITE=1 \
-		$(CURDIR)/$(BIN)/python $(CURDIR)/examples/notify/notify.py; rm -rf $$folder
+	folder=$$(mktemp -d) && cd $$folder && $(CURDIR)/$(BIN)/python $(CURDIR)/examples/notify/notify.py; rm -rf $$folder
 
 eval: install ## Run the freight scenarios
 	$(BIN)/postroad eval examples/freight/scenarios/*.yaml

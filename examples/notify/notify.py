@@ -1,5 +1,7 @@
 """Notifications that operators trust: a command, a webhook that is acknowledged, and a destination that is dead."""
 
+import postroad.bundled_sqlite  # noqa: F401, I001  # first of all: a SQLite that several processes may use
+
 import sys
 from pathlib import Path
 

@@ -18,7 +18,6 @@ def command(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
         **os.environ,
         "POSTROAD_DATABASE_URL": "sqlite:///notify.db",
         "POSTROAD_BUNDLED_SQLITE": "1",
-        "PYTHONPATH": str(EXAMPLE),
     }
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -26,18 +25,15 @@ def command(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.acceptance
 def test_the_example_and_its_operators_session(tmp_path: Path) -> None:
     """It prints what its README shows, and each command of the session does what is said of it."""
-    program = (
-        f"import postroad.bundled_sqlite, runpy; runpy.run_path({str(EXAMPLE / 'notify.py')!r}, run_name='__main__')"
-    )
-    ran = command(sys.executable, "-c", program, folder=tmp_path)
+    ran = command(sys.executable, str(EXAMPLE / "notify.py"), folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
     shown = re.search(r"```\n(backup.*?)```", README, re.DOTALL)
     assert shown is not None
     assert ran.stdout.startswith(shown[1])
     said = (tmp_path / "said.txt").read_text()
-    assert said.splitlines() == [
-        "ops: the backup is done (attempt 1, key backup/2026-11-30)",
+    assert sorted(said.splitlines()) == [
         "--help: --not an option (attempt 1, key odd/1)",
+        "ops: the backup is done (attempt 1, key backup/2026-11-30)",
     ]
     session = re.findall(r"^\$ postroad (.*)$", README, re.MULTILINE)
     answers = [command(sys.executable, "-m", "postroad", *shlex.split(line), folder=tmp_path) for line in session]

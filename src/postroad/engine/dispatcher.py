@@ -216,6 +216,7 @@ class Dispatcher(Loop):
             deadline=moment(now + sender.timeout),
             possible_duplicate=claim.possible_duplicate,
             post=self.parts.post,
+            ack_token=self.parts.post.keyring.token(claim.id, claim.epoch) if claim.ack_required else None,
             headers=_pairs(claim.headers),
             raw=claim.body,
             version=claim.version,
