@@ -153,7 +153,7 @@ _UNFINISHED = text("status IN ('pending', 'delivering') AND due_at IS NOT NULL")
 Index(PREFIX + "outbox_due", outbox.c.kind, outbox.c.due_at,
       postgresql_where=_UNFINISHED, sqlite_where=_UNFINISHED)  # fmt: skip
 # Of the kinds whose sender says which host a dispatch goes to, so that one that is down holds up no other's.
-_OF_HOST = text("status = 'pending' AND due_at IS NOT NULL AND host IS NOT NULL")
+_OF_HOST = text("status IN ('pending', 'delivering') AND due_at IS NOT NULL AND host IS NOT NULL")
 Index(PREFIX + "outbox_host", outbox.c.kind, outbox.c.host, outbox.c.due_at,
       postgresql_where=_OF_HOST, sqlite_where=_OF_HOST)  # fmt: skip
 # For people, who look at the newest first, and for retention, which ends the oldest.
@@ -188,19 +188,29 @@ Index(PREFIX + "lane_members_lane", lane_members.c.lane, lane_members.c.number)
 Index(PREFIX + "lane_members_fresh", lane_members.c.kind, lane_members.c.number,
       postgresql_where=text("fresh = 1"), sqlite_where=text("fresh = 1"))  # fmt: skip
 
-# What hinders or paces the sends of a kind ('' as host) or to one host of it. Without a row nothing does.
-# `until`: no attempt before that; `next_at`: when a limited rate allows the next one.
+# What is down: the sends of a kind ('' as host), or those to one host of it. A row only while its gate is closed.
+# `until`: nobody tries before that. `probe`: the token of the claim that tries, until its lease is over.
 gates = Table(
     PREFIX + "gates",
     metadata,
     Column("kind", Text, primary_key=True),
     Column("host", Text, primary_key=True),
-    Column("until", BigInteger),
-    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("until", BigInteger, nullable=False),
+    Column("closed_at", BigInteger, nullable=False),
+    Column("failures", Integer, nullable=False),
     Column("probe", Text),
-    Column("next_at", BigInteger),
-    Column("reason", AnyText),
+    Column("reason", AnyText, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
+)
+
+# Of the kinds ('' as host), and hosts of a kind, whose rate is limited: when the next attempt may start.
+rates = Table(
+    PREFIX + "rates",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("host", Text, primary_key=True),
+    Column("next_at", BigInteger, nullable=False),
+    postgresql_with={"fillfactor": 70},
 )
 
 # Keys and event ids that stay taken after their rows were purged. `scope`: '' for a dispatch's key, an event's stream.

@@ -24,11 +24,11 @@ CREATE INDEX postroad_audit_subject ON {p}audit (subject, id);
 CREATE TABLE {p}gates (
     kind TEXT COLLATE "C" NOT NULL,
     host TEXT COLLATE "C" NOT NULL,
-    until BIGINT,
-    failures INTEGER DEFAULT 0 NOT NULL,
+    until BIGINT NOT NULL,
+    closed_at BIGINT NOT NULL,
+    failures INTEGER NOT NULL,
     probe TEXT COLLATE "C",
-    next_at BIGINT,
-    reason TEXT,
+    reason TEXT NOT NULL,
     updated_at BIGINT NOT NULL,
     PRIMARY KEY (kind, host)
 );
@@ -120,7 +120,7 @@ CREATE TABLE {p}outbox (
 CREATE INDEX postroad_outbox_created ON {p}outbox (created_at);
 CREATE INDEX postroad_outbox_due ON {p}outbox (kind, due_at) WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL;
 CREATE INDEX postroad_outbox_expires ON {p}outbox (expires_at) WHERE status IN ('pending', 'delivering') AND expires_at IS NOT NULL;
-CREATE INDEX postroad_outbox_host ON {p}outbox (kind, host, due_at) WHERE status = 'pending' AND due_at IS NOT NULL AND host IS NOT NULL;
+CREATE INDEX postroad_outbox_host ON {p}outbox (kind, host, due_at) WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL AND host IS NOT NULL;
 CREATE TABLE {p}queues (
     stream TEXT COLLATE "C" NOT NULL,
     type TEXT COLLATE "C" NOT NULL,
@@ -135,6 +135,13 @@ CREATE TABLE {p}queues (
 )
  WITH (fillfactor = 70);
 CREATE INDEX postroad_queues_until ON {p}queues (type, until) WHERE until IS NOT NULL;
+CREATE TABLE {p}rates (
+    kind TEXT COLLATE "C" NOT NULL,
+    host TEXT COLLATE "C" NOT NULL,
+    next_at BIGINT NOT NULL,
+    PRIMARY KEY (kind, host)
+)
+ WITH (fillfactor = 70);
 CREATE TABLE {p}runs (
     run_id TEXT COLLATE "C" NOT NULL,
     stream TEXT COLLATE "C" NOT NULL,

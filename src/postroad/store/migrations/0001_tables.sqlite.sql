@@ -22,11 +22,11 @@ CREATE INDEX postroad_audit_subject ON {p}audit (subject, id);
 CREATE TABLE {p}gates (
     kind TEXT NOT NULL,
     host TEXT NOT NULL,
-    until BIGINT,
-    failures INTEGER DEFAULT 0 NOT NULL,
+    until BIGINT NOT NULL,
+    closed_at BIGINT NOT NULL,
+    failures INTEGER NOT NULL,
     probe TEXT,
-    next_at BIGINT,
-    reason TEXT,
+    reason TEXT NOT NULL,
     updated_at BIGINT NOT NULL,
     PRIMARY KEY (kind, host)
 );
@@ -115,7 +115,7 @@ CREATE TABLE {p}outbox (
 CREATE INDEX postroad_outbox_created ON {p}outbox (created_at);
 CREATE INDEX postroad_outbox_due ON {p}outbox (kind, due_at) WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL;
 CREATE INDEX postroad_outbox_expires ON {p}outbox (expires_at) WHERE status IN ('pending', 'delivering') AND expires_at IS NOT NULL;
-CREATE INDEX postroad_outbox_host ON {p}outbox (kind, host, due_at) WHERE status = 'pending' AND due_at IS NOT NULL AND host IS NOT NULL;
+CREATE INDEX postroad_outbox_host ON {p}outbox (kind, host, due_at) WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL AND host IS NOT NULL;
 CREATE TABLE {p}queues (
     stream TEXT NOT NULL,
     type TEXT NOT NULL,
@@ -129,6 +129,12 @@ CREATE TABLE {p}queues (
     CONSTRAINT postroad_queues_token CHECK ((claim_token IS NULL) = (state <> 'claimed'))
 );
 CREATE INDEX postroad_queues_until ON {p}queues (type, until) WHERE until IS NOT NULL;
+CREATE TABLE {p}rates (
+    kind TEXT NOT NULL,
+    host TEXT NOT NULL,
+    next_at BIGINT NOT NULL,
+    PRIMARY KEY (kind, host)
+);
 CREATE TABLE {p}runs (
     run_id TEXT NOT NULL,
     stream TEXT NOT NULL,

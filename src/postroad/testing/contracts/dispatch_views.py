@@ -16,7 +16,8 @@ _MEMBERS = Statement("""
 INSERT INTO {p}lane_members (lane, dispatch, kind, due_at) SELECT 'l', value, 'mail', 0 FROM {list:ids}
 """)
 _GATE = Statement("""
-INSERT INTO {p}gates (kind, host, until, reason, updated_at) VALUES ('mail', :host, :until, :reason, 0)
+INSERT INTO {p}gates (kind, host, until, closed_at, failures, reason, updated_at)
+VALUES ('mail', :host, :until, 0, 1, :reason, 0)
 """)
 _AT_HOST = Statement("UPDATE {p}outbox SET host = 'a.example'")
 _SENT = Statement("""
@@ -158,7 +159,7 @@ class WhyContract:
         run(_GATE, host="b.example", until=until + 1, reason="another")
         at = "2026-01-01T00:01:00+00:00"
         assert why() == f"All sends of host a.example of kind mail are held until {at}: connection refused."
-        run(_GATE, host="", until=until + 1, reason=None)
+        run(_GATE, host="", until=until + 1, reason="")
         assert why() == f"All sends of kind mail are held until {at}."
         clock.advance(61)
         assert why().startswith("Due for")

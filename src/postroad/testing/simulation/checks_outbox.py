@@ -29,7 +29,7 @@ _BY_THE_SENDER = frozenset({Reason.TRANSPORT_OK, Reason.RETRY_BACKOFF, Reason.PE
 _DEATHS = frozenset(reason for reason in Reason if reason.startswith("dispatch.dead_letter"))
 WAIT_SECONDS = 0.1
 FOR_EVER = 2**63
-_AT_LAST_ATTEMPT = frozenset({Reason.MAX_ATTEMPTS, Reason.LEASE_LOST})
+_AT_LAST_ATTEMPT = frozenset({Reason.MAX_ATTEMPTS, Reason.LEASE_LOST, Reason.ACK_TIMEOUT})
 
 
 def o1_no_lost_action(h: History) -> Iterator[str]:
@@ -79,6 +79,8 @@ def o4_one_claimant(h: History) -> Iterator[str]:
                     yield f"{row.key}: attempt {_meta(step)['attempt']} is number {count}"
             elif step.reason_code == Reason.RELEASED and not _was_cut_short(step):
                 count -= 1
+            elif step.reason_code == Reason.OPERATOR_RETRY:
+                count = 0
         if row.attempt != count:
             yield f"{row.key}: attempt {row.attempt}, its history has {count}"
         if (row.claim_token is not None) != (row.status == Status.DELIVERING):
@@ -144,7 +146,7 @@ def o8_reason(h: History) -> Iterator[str]:
 
 
 def o9_explained_duplicates(h: History) -> Iterator[str]:
-    """No attempt arrives twice, and an attempt after the first follows a recorded failure or a lost claim."""
+    """No attempt arrives twice; one after the first follows a recorded failure, a lost claim or a wait for an ack."""
     twice = Counter((arrival.id, arrival.attempt) for arrival in h.arrivals)
     for (id, attempt), times in twice.items():
         if times > 1:
@@ -157,7 +159,8 @@ def o9_explained_duplicates(h: History) -> Iterator[str]:
 
 
 def _explains(step: Any) -> bool:
-    return step.reason_code in (Reason.RETRY_BACKOFF, Reason.RELEASED, Reason.ATTEMPT)
+    waited = step.reason_code == Reason.TRANSPORT_OK and step.to_status == Status.PENDING  # for an acknowledgement
+    return waited or step.reason_code in (Reason.RETRY_BACKOFF, Reason.RELEASED, Reason.ATTEMPT)
 
 
 def o10_backoff(h: History) -> Iterator[str]:
