@@ -108,7 +108,7 @@ def test_retries_follow_the_policy(harness: Open) -> None:
     h.drain()
     row = post.dispatches.get("k")
     assert row is not None
-    assert (row.status, row.attempt, row.last_error) == ("pending", 1, "RetryLater: busy")
+    assert (row.status, row.attempt, row.last_error) == ("pending", 1, "busy")
     assert row.due_at is not None
     assert row.due_at - h.clock.now == timedelta(seconds=10)
     h.advance(30)

@@ -401,7 +401,7 @@ def test_failed_outcomes_of_event_kinds_are_decided_on(harness: Open) -> None:
             "out:m1:dead_letter",
             "dead_letter",
             "dispatch.dead_letter.permanent",
-            "GiveUp: no such address",
+            "no such address",
         )
     ]
     assert raised(h) == []

@@ -33,11 +33,11 @@ def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, 
                 0,
             )
         case Raised(RetryLater() as error):
-            return "failed", safe_error(error), None, floor_of(error.after)
+            return "failed", _words(error), None, floor_of(error.after)
         case Raised(GiveUp() as error):
-            return "permanent", safe_error(error), None, 0
+            return "permanent", _words(error), None, 0
         case Raised(OutcomeUnknown() as error):
-            return unknown, safe_error(error), None, 0
+            return unknown, _words(error), None, 0
         case Raised(error):
             return "failed", safe_error(error), None, 0
         case TimedOut(stuck):
@@ -48,6 +48,11 @@ def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, 
             return cut, f"ended while sending: {why}", None, 0
         case _:
             assert_never(result)
+
+
+def _words(error: RetryLater | GiveUp | OutcomeUnknown) -> str:
+    """What a sender says of its own accord; whose class it is says nothing more."""
+    return safe_error(error.reason or error)
 
 
 def _receipt(receipt: Receipt) -> str:
