@@ -49,18 +49,6 @@ class RetryLater(Verdict):
         self.after = after
 
 
-class Unreachable(RetryLater):
-    """It cannot be reached.
-
-    Nothing was sent, and others could not be either: the attempt is given back, and sends to this host (of a kind
-    without hosts, or with `whole_kind`: of this kind) are held until one of them, as a probe, gets through.
-    """
-
-    def __init__(self, reason: str = "", *, after: Span | None = None, whole_kind: bool = False) -> None:
-        super().__init__(reason, after=after)
-        self.whole_kind = whole_kind
-
-
 class GiveUp(Verdict):
     """Trying again will not help."""
 

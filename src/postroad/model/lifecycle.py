@@ -5,7 +5,6 @@ from typing import Literal
 
 import msgspec
 
-from postroad.model.clock import SECOND
 from postroad.model.errors import IllegalEdge
 from postroad.model.retry import Retry
 
@@ -27,7 +26,6 @@ class Reason(StrEnum):
     ENQUEUED = "dispatch.pending.enqueued"
     RETRY_BACKOFF = "dispatch.pending.retry_backoff"
     RELEASED = "dispatch.pending.released"
-    GATED = "dispatch.pending.gated"
     OPERATOR_RETRY = "dispatch.pending.operator_retry"
     ATTEMPT = "dispatch.delivering.attempt"
     TRANSPORT_OK = "dispatch.delivered.transport_ok"
@@ -38,7 +36,6 @@ class Reason(StrEnum):
     UNKNOWN_OUTCOME = "dispatch.dead_letter.unknown_outcome"
     LEASE_LOST = "dispatch.dead_letter.lease_lost"
     ACK_TIMEOUT = "dispatch.dead_letter.ack_timeout"
-    UNREACHABLE = "dispatch.dead_letter.unreachable"
     DEADLINE = "dispatch.expired.deadline"
     WITHDRAWN = "dispatch.expired.withdrawn"
     # What a claimant did after its claim was over: history only, the status stays.
@@ -105,12 +102,8 @@ class TimerStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-# cut_short: we ended the attempt ourselves, because the process was told to end. unreachable: nothing was sent, and
-# nothing else could be, to that host or of that kind.
-Result = Literal["ok", "failed", "permanent", "unknown", "cut_short", "unreachable"]
-
-# How long one that could not reach its destination lets others try before it, at the most.
-STAND_BACK_MAX = 300 * SECOND
+# cut_short: we ended the attempt ourselves, because the process was told to end.
+Result = Literal["ok", "failed", "permanent", "unknown", "cut_short"]
 
 
 class Next(msgspec.Struct, frozen=True):
@@ -145,8 +138,6 @@ def after_attempt(
         return Next(Status.DELIVERED, Reason.TRANSPORT_OK)
     if result == "cut_short":
         return Next(Status.PENDING, Reason.RELEASED, 0)
-    if result == "unreachable":  # as long again as it has tried: one that alone cannot be sent is no probe for ever
-        return Next(Status.PENDING, Reason.GATED, max(floor, min(STAND_BACK_MAX, now - first_attempt_at)))
     if result == "permanent":
         return Next(Status.DEAD_LETTER, Reason.PERMANENT)
     if result == "unknown":

@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 
 from postroad.model.acks import Presented
-from postroad.model.gates import Pace
 from postroad.model.lifecycle import Reason, Result, RunEnd, Status
 from postroad.model.retry import Retry
 
@@ -47,8 +46,7 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
 class NewDispatch(msgspec.Struct, frozen=True, kw_only=True):
     """A dispatch to be written. `key` '' means that its id is its key; max_attempts None: its sender's.
 
-    `ack_required`, 0 or 1: whether it ends by its consumer's acknowledgement, not by a send. `host`: what can be
-    down at its destination; None: its kind as a whole.
+    `ack_required`, 0 or 1: whether it ends by its consumer's acknowledgement, not by a send.
     """
 
     id: str
@@ -68,7 +66,6 @@ class NewDispatch(msgspec.Struct, frozen=True, kw_only=True):
     keep: bool = False
     lane: str | None = None
     ack_required: int = 0
-    host: str | None = None
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -201,10 +198,7 @@ class TurnCommitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DispatchClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A claimed dispatch: the claim is the start of attempt number `attempt`.
-
-    `probe`: a closed gate waits for what comes of it.
-    """
+    """A claimed dispatch: the claim is the start of attempt number `attempt`."""
 
     id: str
     key: str
@@ -226,16 +220,12 @@ class DispatchClaim(msgspec.Struct, frozen=True, kw_only=True):
     possible_duplicate: bool
     lane: str | None = None
     ack_required: bool = False
-    host: str | None = None
-    probe: bool = False
 
 
 class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How a kind's dispatches are claimed and settled by the app that sends them; `version` is the newest it knows.
 
-    `on_dead`: whether a dead letter holds up its lane until a person decides. `per_host`: how many at once to one host
-    from one process; None: dispatches of this kind have no hosts. `rate` and `host_rate`: of the kind and of each host,
-    over all processes.
+    `on_dead`: whether a dead letter holds up its lane until a person decides.
     """
 
     kind: str
@@ -245,16 +235,12 @@ class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: Literal["event", "alert"] = "event"
     park_unknown: bool = False
     on_dead: Literal["block", "skip"] = "block"
-    per_host: int | None = None
-    rate: Pace | None = None
-    host_rate: Pace | None = None
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt's result, to be settled under its token. `floor`: no retry sooner than that; `fraction`: jitter.
 
-    `epoch` is the claim's; it matters if an operator's retry has begun a new one since. None: the row's. `probe` is the
-    claim's too. `whole_kind`: what was unreachable is all of this kind, not the dispatch's host.
+    `epoch` is the claim's; it matters if an operator's retry has begun a new one since. None: the row's.
     """
 
     id: str
@@ -268,8 +254,6 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     fraction: float = 1.0
     epoch: int | None = None
     lane: str | None = None
-    probe: bool = False
-    whole_kind: bool = False
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -284,16 +268,12 @@ class Settled(msgspec.Struct, frozen=True):
 class ClaimedDispatches(msgspec.Struct, frozen=True):
     """What one pass of claiming came to: what may be sent now, and what was ended instead.
 
-    `unseen`: dispatches have joined lanes that a dispatcher must still look at (see `lanes.promote`). `next_at`: when
-    a limited rate allows the next one, if it has kept any back. `cursor`: the last host that was looked at, if there
-    are more.
+    `unseen`: dispatches have joined lanes that a dispatcher must still look at (see `lanes.promote`).
     """
 
     claims: list[DispatchClaim]
     ended: list[Settled]
     unseen: bool = False
-    next_at: int | None = None
-    cursor: str = ""
 
 
 class NewTransition(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from postroad.store.statements import Statement, as_json
 
 COLUMNS = (
     "o.id, o.key, o.stream, o.kind, o.destination, o.policy, o.status, o.attempt, o.max_attempts, o.epoch, "
-    "o.due_at, o.first_attempt_at, o.claim_token, o.expires_at, o.last_error, o.receipt, o.lane, o.ack_required, o.host"
+    "o.due_at, o.first_attempt_at, o.claim_token, o.expires_at, o.last_error, o.receipt, o.lane, o.ack_required"
 )
 NO_ATTEMPT = "claimed to be ended, no attempt"
 _ALERTING = frozenset({Status.DEAD_LETTER, Status.EXPIRED})
@@ -77,7 +77,6 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     receipt: str | None
     lane: str | None = None
     ack_required: int = 0
-    host: str | None = None
 
 
 S = TypeVar("S", bound=Standing)
