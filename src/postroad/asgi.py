@@ -2,11 +2,11 @@
 
 from postroad.asgi import AckEndpoint
 
-app.add_route("/acks", AckEndpoint(post))   # FastAPI, Starlette; or by itself: uvicorn module:endpoint
+app.router.routes.append(Route("/acks", AckEndpoint(post)))   # FastAPI, Starlette; by itself: uvicorn module:endpoint
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
@@ -33,7 +33,7 @@ BODY_BYTES_MAX = 4096
 BODY_SECONDS_MAX = 10
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -182,7 +182,10 @@ def test_nothing_is_changed_and_no_secret_shown(place: Place) -> None:
         engine = create_engine(place.url)
         with engine.connect() as conn:
             rows = conn.execute(text(f'SELECT count(*) FROM "{place.schema}".postroad_migrations')).scalar_one()
-            tables = conn.execute(text("SELECT count(*) FROM pg_class")).scalar_one()
+            namespace = {"name": place.schema}
+            tables = conn.execute(
+                text("SELECT count(*) FROM pg_class WHERE relnamespace = CAST(:name AS regnamespace)"), namespace
+            ).scalar_one()
         engine.dispose()
         return rows, tables
 

@@ -10,6 +10,10 @@
 | d2 | pending and due |
 | d3, d5 | claimed by `lost`, whose lease is over; d5 at its last attempt and without a stream |
 | d4 | pending, its deadline has passed |
+| d6 | asks for an acknowledgement, is being sent by `sent`, whose lease runs |
+| d7 | asks for an acknowledgement, was sent once and is due again |
+| d8 | asks for an acknowledgement, pending, its deadline has passed |
+| d9 | asks for an acknowledgement, a dead letter |
 | t1, t2 | timers of load/1: due, and due later |
 | one alert | not rung |
 
@@ -25,7 +29,9 @@ import msgspec
 from sqlalchemy import Connection, event
 
 from postroad import Postroad
+from postroad.model.acks import Keyring, Presented
 from postroad.model.clock import SECOND, SystemClock
+from postroad.model.lifecycle import Status
 from postroad.model.retry import Retry
 from postroad.model.rows import (
     ClaimedDispatches,
@@ -54,6 +60,7 @@ from postroad.testing.simulation.options import draw
 LEASE = 30 * SECOND
 TYPE = "load"
 POLICY = SendPolicy(kind="mail", lease=LEASE, retry=Retry(attempts=2, first=60, jitter=False))
+KEYS = Keyring(["the secret of the races"])
 LANDED = "load/4"  # until somebody drops it, its event stands in inbox and log
 DRAINS_MAX = 20
 # What they say of rows alone. The others compare with clients' ledgers, sinks and the simulation's own workload.
@@ -87,10 +94,19 @@ class Scene:
         """The proof of a dispatch's claim."""
         return Hold(self.sends[key].id, self.sends[key].token)
 
+    def token(self, key: str) -> Presented:
+        """What acknowledges a dispatch in its first epoch."""
+        return KEYS.read(word(key))
+
     def result(self, key: str, result: Any = "ok") -> Settlement:
         """What came of the attempt that a dispatch's claim began."""
         held = self.sends[key]
         return Settlement(id=held.id, token=held.token, attempt=held.attempt, result=result, policy=POLICY)
+
+
+def word(key: str) -> str:
+    """The token of the dispatch `d<number>` in its first epoch."""
+    return KEYS.token(f"{int(key[1:]):032x}", 0)
 
 
 def mail(number: int, **changes: Any) -> NewDispatch:
@@ -100,7 +116,7 @@ def mail(number: int, **changes: Any) -> NewDispatch:
 
 def program(database: Database) -> Postroad:
     """The app of a program that joins its own transactions."""
-    post = Postroad(database.engine, schema=database.schema)
+    post = Postroad(database.engine, schema=database.schema, secret_key="the secret of the races")
     post.elsewhere("mail")
     return post
 
@@ -126,10 +142,23 @@ def build(database: Database) -> Scene:
 
 def _begin_lost(conn: Connection, *, now: int) -> tuple[ClaimedTurns, Sequence[DispatchClaim]]:
     inbox.publish(conn, [new_event(1, "load/2")], now=now)
+    _begin_asking(conn, now=now)
     given = [mail(3, stream="load/2"), mail(5, max_attempts=1)]
     outbox.insert(conn, given, source="app", actor="", in_turn=False, now=now)
     claimed = dispatch_claims.claim(conn, POLICY, names=["mail"], token="lost", limit=10, now=now)
     return claim(conn, "lost", now=now), claimed.claims
+
+
+def _begin_asking(conn: Connection, *, now: int) -> None:
+    """What was sent once, and what has died."""
+    asking = [mail(7, stream="load/3", ack_required=1), mail(9, ack_required=1)]
+    outbox.insert(conn, asking, source="app", actor="", in_turn=False, now=now)
+    claimed = dispatch_claims.claim(conn, POLICY, names=["mail"], token="once", limit=10, now=now)
+    came = [
+        Settlement(id=one.id, token=one.token, attempt=1, result=result, policy=POLICY)
+        for one, result in zip(claimed.claims, ("ok", "permanent"), strict=True)
+    ]
+    settle.settle(conn, came, now=now)
 
 
 def _begin_held(
@@ -138,12 +167,14 @@ def _begin_held(
     inbox.publish(
         conn, [new_event(n, s) for s, n in (("load/1", 1), ("load/1", 2), (LANDED, 1), ("load/5", 1))], now=now
     )
-    outbox.insert(conn, [mail(1, stream="load/1")], source="app", actor="", in_turn=False, now=now)
-    sent = dispatch_claims.claim(conn, POLICY, names=["mail"], token="sent", limit=10, takeover=False, now=now)
+    given = [mail(1, stream="load/1"), mail(6, stream="load/1", ack_required=1)]
+    outbox.insert(conn, given, source="app", actor="", in_turn=False, now=now)
+    sent = dispatch_claims.claim(conn, POLICY, names=["mail"], token="sent", limit=2, takeover=False, now=now)
     held = claim(conn, "held", takeover=False, now=now)
     log.append(conn, LANDED, [entry("e1")], expected_version=0, now=now)
     inbox.publish(conn, [new_event(3, "load/1"), new_event(1, "load/3"), new_event(2, "load/3")], now=now)
     given = [mail(2, stream="load/1"), mail(4, stream="load/3", expires_at=now - 1)]
+    given.append(mail(8, ack_required=1, expires_at=now - 1))
     outbox.insert(conn, given, source="app", actor="", in_turn=False, now=now)
     given = [("t1", now - 1), ("t2", now + 900 * SECOND)]
     timers.apply(conn, [armed("set", key, at) for key, at in given], now=now)
@@ -151,7 +182,7 @@ def _begin_held(
     return Scene(
         turns={one.stream: one for one in [*lost.claims, *held.claims]},
         sends={one.key: one for one in [*sends, *sent.claims]},
-        alert=alerts.unrung(conn)[0][0],
+        alert=alerts.unrung(conn)[-1][0],
         now=now,
         post=post,
     )
@@ -208,13 +239,14 @@ def broken(history: History) -> Iterator[str]:
 
 
 def lost(history: History, answers: Sequence[Any]) -> Iterator[str]:
-    """Which claims that were answered are not held."""
+    """Which claims that were answered are not held, unless an acknowledgement has ended them."""
     held = {row.stream: row.claim_token for row in history.queues} | {row.id: row.claim_token for row in history.outbox}
+    acked = {row.id for row in history.outbox if row.status == Status.ACKED}
     for answer in answers:
         if isinstance(answer, ClaimedTurns | ClaimedDispatches):
             for one in answer.claims:
                 subject = one.stream if isinstance(one, TurnClaim) else one.id
-                if held.get(subject) != one.token:
+                if held.get(subject) != one.token and subject not in acked:
                     yield f"{subject} is claimed by {held.get(subject)}, {one.token} was answered too"
 
 
@@ -225,8 +257,8 @@ def look(conn: Connection, *, end: bool = False) -> History:
 
 def drain(conn: Connection, *, now: int) -> None:
     """Do all that is left to be done, as one program after every lease would."""
-    now += 1_000 * SECOND
     for number in range(DRAINS_MAX):
+        now += 1_000 * SECOND
         fired = timers.fire(conn, limit=100, now=now)
         expired = settle.expire(conn, limit=100, now=now)
         won = claim(conn, f"drain-{number}", now=now).claims

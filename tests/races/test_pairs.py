@@ -35,8 +35,11 @@ SHORT = 7  # a transaction of so many statements is stopped at each of them
 DRAWN = 2  # of a longer one at so many, and at its COMMIT
 TO_ITS_END = 200
 # Stopped at each of them: what was wrong once (a turn and a block locked timers and dispatches in opposite orders), and
-# claims, of which two could be answered for one stream.
-FOUND = ({"commit", "begin_small"}, {"commit_lost", "begin_small"}, {"claim_turns"}, {"claim_sends"})
+# claims, of which two could be answered for one stream. And what locks rows in two places, for acks and withdrawals.
+FOUND = (
+    {"commit", "begin_small"}, {"commit_lost", "begin_small"}, {"claim_turns"}, {"claim_sends"},
+    {"begin_ack", "withdraw_asked"},
+)  # fmt: skip
 PAIRS = pairs()
 State = dict[str, list[Any]]
 Came = tuple[list[Any], State]

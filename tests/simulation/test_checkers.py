@@ -119,6 +119,14 @@ def repeat_an_attempt(h: History) -> None:
     h.arrivals.append(h.arrivals[0])
 
 
+def pass_in_a_lane(h: History) -> None:
+    rows = [row for row in h.outbox if row.status == "delivered"][:2]
+    last = max(rows, key=lambda row: [step.id for step in h.transitions if step.entity == row.id][-1])
+    first(h.transitions, entity=last.id, from_status=None).id = -1  # sent before the other, and sent out after it
+    for row in rows:
+        row.lane = "lane"
+
+
 def retry_too_soon(h: History) -> None:
     row = sent(h)
     row.body = '{"plan":["later"]}'
@@ -243,6 +251,7 @@ BAD: dict[str, Callable[[History], None]] = {
     "O10": retry_too_soon,
     "O11": start_after_budget,
     "O12": change(sent, expires_at=0),
+    "O13": pass_in_a_lane,
     "O14": take_over_from_the_living,
     "O15": arrive_as(body='{"take":9}'),
     "O16": settle_twice,

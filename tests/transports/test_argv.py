@@ -4,10 +4,12 @@ import asyncio
 import gc
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +17,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad import Argv, GiveUp, InvalidInput, Receipt, RetryLater
-from postroad.model.dispatches import Dispatch
+from postroad import Argv, Dispatch, GiveUp, InvalidInput, OutcomeUnknown, Receipt, RetryLater
+from postroad.testing.contracts.transports import dispatch
+from postroad.transports.argv import INHERITED, UNREAD
 from postroad.transports.envelope import envelope
 
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ECHO = "import sys, json; print(json.dumps(sys.argv[1:]))"
 
 
-def dispatch(to: str = "ann", raw: str = '{"n":1}', **more: Any) -> Dispatch[Any]:
-    about: dict[str, Any] = {
-        "id": "0" * 32, "key": "k", "kind": "note", "to": to, "body": json.loads(raw), "raw": raw, "attempt": 3,
-        "created_at": NOW, "first_attempt_at": NOW, "deadline": NOW, "possible_duplicate": True, "post": None,
-        "ack_token": "canary-token", **more,
-    }  # fmt: skip
-    return Dispatch(**about)
+def note(to: str = "ann", raw: str = '{"n":1}', *, seconds: float = 30, **more: Any) -> Dispatch[Any]:
+    """A third attempt, which may last so long, with a token that nobody else may read."""
+    deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+    about = {"attempt": 3, "possible_duplicate": True, "ack_token": "canary-token", "deadline": deadline, **more}
+    return dispatch(to, raw=raw, body=json.loads(raw), **about)
 
 
 def python(code: str, *arguments: str, **more: Any) -> Argv:
     return Argv(sys.executable, "-c", code, *arguments, **more)
 
 
-def sent(argv: Argv, *, seconds: float = 20, **about: Any) -> Receipt | None:
-    async def send() -> Receipt | None:
-        async with asyncio.timeout(seconds):
-            return await argv.send(dispatch(**about))
-
-    return asyncio.run(send())
+def sent(argv: Argv, **about: Any) -> Receipt | None:
+    return asyncio.run(argv.send(note(**about)))
 
 
 def gone(pid: int) -> bool:
@@ -73,16 +69,12 @@ def script(tmp_path: Path) -> Any:
 
 
 def test_the_envelope_comes_on_stdin(tmp_path: Path) -> None:
-    """The program reads the whole envelope: the body's bytes as they were accepted, and this attempt's number."""
-    raw = '{"b":  1.50, "a": "ü"}'
+    """The program reads the whole envelope, byte for byte, and then the end."""
     out = tmp_path / "out"
-    sent(python(f"import sys; open({str(out)!r}, 'wb').write(sys.stdin.buffer.read())"), raw=raw)
-    read = out.read_bytes()
-    assert raw.encode() in read
-    said = json.loads(read)
-    assert (said["schema_version"], said["attempt"], said["possible_duplicate"]) == (2, 3, True)
-    assert (said["dispatch_id"], said["key"], said["ack_token"]) == ("0" * 32, "k", "canary-token")
-    assert said["created_at"] == "2026-01-02T03:04:05.000000Z"
+    about = note(raw='{"b":  1.50, "a": "ü"}')
+    argv = python(f"import sys; open({str(out)!r}, 'wb').write(sys.stdin.buffer.read())")
+    asyncio.run(argv.send(about))
+    assert out.read_bytes() == envelope(about)
 
 
 def test_the_first_line_is_the_receipt() -> None:
@@ -146,10 +138,11 @@ def test_what_cannot_be_started_is_a_failed_attempt(script: Any, text: str | Non
     assert program in caught.value.reason
 
 
-def test_arguments_that_are_too_long() -> None:
-    """What the system takes no argument of is a failure that says so; a NUL or a huge payload never goes."""
-    with pytest.raises(RetryLater, match="too long"):
-        sent(python(ECHO, "--", "{to}"), to="x" * 3_000_000)
+def test_arguments_that_cannot_be_handed_over() -> None:
+    """What the system takes no argument of, a NUL and a huge payload are permanent, and say so."""
+    with pytest.raises(GiveUp, match="too long"):
+        sent(python(ECHO, "--", "{to}"), to="x" * 131_072)
+    assert sent(python("import sys; print(len(sys.argv[2]))", "--", "{to}"), to="x" * 131_071) is not None
     with pytest.raises(GiveUp, match="NUL"):
         sent(python(ECHO, "--", "{to}"), to="a\0b")
     with pytest.raises(GiveUp, match="bytes"):
@@ -178,16 +171,21 @@ def test_secrets_are_in_no_command_line(tmp_path: Path) -> None:
     while not ready.exists():
         assert thread.is_alive()
         time.sleep(0.01)
-    shown = b"".join(_read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+    shown = command_lines()
     go.touch()
     thread.join()
     assert b"canary" not in shown
 
 
+def command_lines() -> bytes:
+    """The arguments of every process of this machine."""
+    return b"".join(_read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:
+    except OSError:  # it has ended
         return b""
 
 
@@ -199,13 +197,42 @@ def test_the_environment_is_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert receipt is not None
     names = set(json.loads(receipt.reference))
     assert "NOTIFY_HOME" in names
-    assert "DATABASE_URL" not in names
+    assert {name for name in names if not name.startswith("LC_")} <= {*INHERITED, "NOTIFY_HOME"}
     leak = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(leak, True)
     receipt = sent(python("import os, json; print(json.dumps(sorted(map(int, os.listdir('/proc/self/fd')))))"))
     os.close(leak)
     assert receipt is not None
     assert set(json.loads(receipt.reference)) <= {0, 1, 2, 3}
+
+
+def test_a_program_runs_in_a_fixed_place(tmp_path: Path) -> None:
+    """Its working directory is the root or the one that was declared, and what it makes is its user's only."""
+    code = "import os; print(os.getcwd(), oct(os.umask(0)))"
+    assert sent(python(code)) == Receipt("/ 0o77")
+    assert sent(python(code, cwd=str(tmp_path))) == Receipt(f"{tmp_path} 0o77")
+    with pytest.raises(RetryLater, match="working directory"):
+        sent(python(code, cwd=str(tmp_path / "gone")))
+
+
+DEAF = """
+import asyncio, signal
+from postroad import Argv, OutcomeUnknown
+from tests.transports.test_argv import note
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+try:
+    asyncio.run(Argv("false").send(note()))
+except OutcomeUnknown as error:
+    print(error.reason)
+"""
+
+
+def test_an_end_that_was_told_to_somebody_else_is_unknown() -> None:
+    """Where ends of children are ignored nobody knows the exit code: no success, and nothing else is claimed."""
+    run = subprocess.run([sys.executable, "-W", "error", "-c", DEAF], capture_output=True, text=True, check=True)
+    assert "exit code was told to something else" in run.stdout
+    assert run.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -222,9 +249,19 @@ def test_pipes_never_hold_anybody_up(code: str) -> None:
     """The exit code decides, whatever a program does with a megabyte on stdin and its own output."""
     import resource
 
+    about = note(raw=json.dumps("y" * 1_000_000))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    sent(python(code), raw=json.dumps("y" * 1_000_000))
+    asyncio.run(python(code).send(about))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+def test_unread_stdin_is_noted() -> None:
+    """A program that does not read all of a large envelope is judged by its exit code; the record says so."""
+    raw = json.dumps("y" * 1_000_000)
+    assert sent(python("pass"), raw=raw) == Receipt("", {"note": UNREAD})
+    with pytest.raises(RetryLater) as caught:
+        sent(python("import sys; sys.exit(1)"), raw=raw)
+    assert caught.value.reason == f"exit 1, {UNREAD}"
 
 
 def test_a_grandchild_that_holds_the_pipes(tmp_path: Path) -> None:
@@ -237,6 +274,16 @@ def test_a_grandchild_that_holds_the_pipes(tmp_path: Path) -> None:
     wait_until_gone(int(pid.read_text()))
 
 
+def test_a_program_that_leaves_its_session_escapes() -> None:
+    """A grandchild in a session of its own is not waited for, and lives: that is how a program starts a service."""
+    code = "import subprocess; print(subprocess.Popen(['sleep', '300'], start_new_session=True).pid)"
+    receipt = sent(python(code))
+    assert receipt is not None
+    escaped = int(receipt.reference)
+    assert not gone(escaped)
+    os.kill(escaped, signal.SIGKILL)
+
+
 def test_a_grandchild_with_pipes_of_its_own(tmp_path: Path) -> None:
     """One that holds nothing of ours is killed with the group too."""
     pid = tmp_path / "pid"
@@ -244,13 +291,37 @@ def test_a_grandchild_with_pipes_of_its_own(tmp_path: Path) -> None:
     wait_until_gone(int(pid.read_text()))
 
 
-def test_a_timeout_kills_the_group(tmp_path: Path) -> None:
-    """A program that is not done in time is killed with its children, at once."""
+GROUP = "trap '' TERM; sleep 300 & echo $$ $! > {pid}; sleep 300"
+
+
+def test_an_attempt_ends_by_its_deadline(tmp_path: Path) -> None:
+    """A program that is not done in time is killed with its children; what it did meanwhile nobody knows."""
     pid = tmp_path / "pid"
-    with pytest.raises(TimeoutError):
-        sent(Argv("sh", "-c", f"trap '' TERM; sleep 300 & echo $$ $! > {pid}; sleep 300"), seconds=1)
+    begun = time.monotonic()
+    with pytest.raises(OutcomeUnknown, match="timeout: sh was not done after 0"):
+        sent(Argv("sh", "-c", GROUP.format(pid=pid)), seconds=1)
+    assert time.monotonic() - begun < 1.5
     for number in pid.read_text().split():
         wait_until_gone(int(number))
+
+
+def test_a_cancelled_send_kills_the_group(tmp_path: Path) -> None:
+    """A send that is told to end kills its program and the program's children first."""
+    pid = tmp_path / "pid"
+
+    async def cancelled() -> None:
+        sending = asyncio.ensure_future(Argv("sh", "-c", GROUP.format(pid=pid)).send(note()))
+        while not (pid.exists() and pid.read_text().endswith("\n")):
+            assert not sending.done()
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+    asyncio.run(cancelled())
+    first, second = map(int, pid.read_text().split())
+    assert not Path(f"/proc/{first}").exists()  # reaped too
+    wait_until_gone(second)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +329,8 @@ def test_a_timeout_kills_the_group(tmp_path: Path) -> None:
     [
         ((), "program"), (("",), "program"), ((" ",), "program"), ((3,), "program"), (("a\0",), "NUL"),
         (("{to}",), "--"), (("say", "{to}"), "--"), (("say", "--", "x{to}"), "whole"), (("say", "--to={to}"), "whole"),
-        (("say", "--", "{body}"), "stands for nothing"), (("say", "--", "{payload}"), "stdin"),
+        (("say", "--", "{body}"), "stands for nothing"), (("{to}", "--"), "--"), (("--", "{to}"), "--"),
+        (("say", "--", "{payload}"), "stdin"),
     ],
 )  # fmt: skip
 def test_a_command_that_is_none_is_refused(command: Any, said: str) -> None:
@@ -266,6 +338,13 @@ def test_a_command_that_is_none_is_refused(command: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said) as caught:
         Argv(*command)
     assert caught.value.field == "command"
+
+
+def test_braces_that_mean_nothing_here_are_the_program_s() -> None:
+    """Only the two names are data; what looks alike inside an argument is handed over as it is."""
+    receipt = sent(python(ECHO, "{}", '{"a": 1}', "x{y}"))
+    assert receipt is not None
+    assert json.loads(receipt.reference) == ["{}", '{"a": 1}', "x{y}"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("env", "PATH"), ("env", ["A=B"]), ("cwd", "here"), ("cwd", "/a\0")])
@@ -282,8 +361,8 @@ def test_a_thousand_sends_leave_nothing() -> None:
     argv = Argv("true")
 
     async def many() -> None:
-        for _ in range(20):
-            await asyncio.gather(*(argv.send(dispatch()) for _ in range(10)))
+        for _ in range(50):
+            await asyncio.gather(*(argv.send(note()) for _ in range(10)))
 
     asyncio.run(many())
     gc.collect()
@@ -298,9 +377,3 @@ def test_a_thousand_sends_leave_nothing() -> None:
 def children() -> set[str]:
     """The children of this process, zombies too, whichever thread has started them."""
     return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
-
-
-def test_an_envelope_without_its_token() -> None:
-    """All else stays."""
-    whole, part = json.loads(envelope(dispatch())), json.loads(envelope(dispatch(), with_token=False))
-    assert part == {**whole, "ack_token": None}

@@ -1,27 +1,32 @@
 """The argv transport: a dispatch is handed to a program, as whole arguments and on stdin, never through a shell."""
 
+import asyncio
 import errno
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from postroad.model.dispatches import Dispatch, Receipt
-from postroad.model.errors import GiveUp, InvalidInput, RetryLater, shown
+from postroad.model.errors import GiveUp, InvalidInput, OutcomeUnknown, RetryLater, shown
 from postroad.model.payload import ERROR_CHARS_MAX
+from postroad.transports.deadlines import seconds_left
 from postroad.transports.envelope import envelope
+
+if TYPE_CHECKING:
+    from postroad.transports.children import Ended
 
 TO, PAYLOAD = "{to}", "{payload}"
 PAYLOAD_BYTES_MAX = 96 * 1024
 REFERENCE_CHARS_MAX = 500
-INHERITED = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "USER", "LOGNAME")
-_PLACE = re.compile(r"\{\w*\}")
+INHERITED = ("PATH", "HOME", "LANG", "TZ", "TMPDIR")
+UNREAD = "stdin was not read to its end"
+_PLACE = re.compile(r"\{\w+\}")
 _NOT_STARTED = {
     errno.ENOENT: "there is no such program, or its interpreter or working directory is missing",
     errno.EACCES: "it may not be executed",
     errno.ENOEXEC: "it is no program: a script begins with `#!` and its interpreter",
-    errno.E2BIG: "the arguments are too long for this system",
 }
 
 
@@ -64,47 +69,70 @@ class Argv:
         return f"Argv({', '.join(map(repr, self._command))})"
 
     async def send(self, dispatch: Dispatch[Any], /) -> Receipt | None:
-        """Run the command for a dispatch.
+        """Run the command for a dispatch, within its deadline.
 
         Raises:
             RetryLater: It could not be started, or has failed.
             GiveUp: Its arguments can never be handed over.
+            OutcomeUnknown: It was not done in time and was killed, or its end was told to somebody else.
         """
-        from postroad.transports import children
-
         data = envelope(dispatch, with_token=not self._payload_in_argv)
         arguments = self._arguments(dispatch, data)
-        stdin = b"" if self._payload_in_argv else data
+        seconds = seconds_left(dispatch)
         try:
-            ended = await children.run(arguments, stdin=stdin, env=self._environment(), cwd=self._cwd)
-        except OSError as error:
-            said = _NOT_STARTED.get(error.errno or 0, error.strerror or "")
-            raise RetryLater(f"{arguments[0]} could not be started: {said}") from error
-        if ended.code != 0:
-            raise RetryLater(_failure(ended.code, ended.stderr))
-        first, _, _ = ended.stdout.decode("utf-8", "replace").strip().partition("\n")
-        return Receipt(first.strip()[:REFERENCE_CHARS_MAX]) if first else None
+            async with asyncio.timeout(seconds):
+                ended = await self._run(arguments, b"" if self._payload_in_argv else data)
+        except TimeoutError:
+            raise OutcomeUnknown(f"timeout: {self.program} was not done after {seconds:.3g} s and was killed") from None
+        return _verdict(ended)
 
-    def _arguments(self, dispatch: Dispatch[Any], data: bytes) -> list[str]:
+    async def _run(self, arguments: Sequence[bytes], stdin: bytes) -> "Ended":
+        from postroad.transports import children  # only who runs programs loads what does
+
+        try:
+            return await children.run(arguments, stdin=stdin, env=self._environment(), cwd=self._cwd)
+        except OSError as error:
+            said = f"{self.program} could not be started: "
+            if error.errno == errno.E2BIG:
+                raise GiveUp(said + "the arguments are too long for this system") from error
+            raise RetryLater(said + _NOT_STARTED.get(error.errno or 0, error.strerror or "")) from error
+
+    def _arguments(self, dispatch: Dispatch[Any], data: bytes) -> list[bytes]:
         if self._payload_in_argv and len(data) > PAYLOAD_BYTES_MAX:
             raise GiveUp(f"the envelope has {len(data)} bytes; as an argument it may have {PAYLOAD_BYTES_MAX}")
         if "\0" in dispatch.to:
             raise GiveUp("no argument can hold the NUL in `to`")
-        given = {TO: dispatch.to, PAYLOAD: data.decode()}
-        return [given.get(part, part) for part in self._command]
+        given = {TO: dispatch.to.encode(), PAYLOAD: data}
+        return [given[part] if part in given else os.fsencode(part) for part in self._command]
 
     def _environment(self) -> Mapping[str, str]:
         return {name: value for name, value in os.environ.items() if name in self._env or name.startswith("LC_")}
 
 
-def _failure(code: int, stderr: bytes) -> str:
-    said = stderr.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}").strip()
+def _verdict(ended: "Ended") -> Receipt | None:
+    if ended.code is None:
+        raise OutcomeUnknown("its exit code was told to something else in this process, which waits for all children")
+    if ended.code != 0:
+        raise RetryLater(_failure(ended.code, ended))
+    first, _, _ = _text(ended.stdout).partition("\n")
+    note = {"note": UNREAD} if ended.unread else {}
+    return Receipt(first.strip()[:REFERENCE_CHARS_MAX], note) if first or note else None
+
+
+def _failure(code: int, ended: "Ended") -> str:
+    """What is stored of a failed attempt: the end of stderr if there is one, and how the program ended."""
     ending = f"exit {code}" if code > 0 else f"killed by {_signal(-code)}"
-    if not said:
-        return ending
-    bound = ERROR_CHARS_MAX - len(ending) - 20
-    cut = said if len(said) <= bound else "…" + said[-bound:]
-    return f"{cut} ({ending})"
+    if ended.unread:
+        ending += f", {UNREAD}"
+    said = _text(ended.stderr)
+    room = ERROR_CHARS_MAX - len(f" ({ending})")
+    if len(said) > room:
+        said = "…" + said[1 - room :]
+    return f"{said} ({ending})" if said else ending
+
+
+def _text(said: bytes) -> str:
+    return said.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}").strip()
 
 
 def _signal(number: int) -> str:
@@ -126,14 +154,23 @@ def _check(command: tuple[str, ...], payload_in_argv: bool) -> None:
         raise refuse("an argument cannot hold a NUL.")
     for place, part in enumerate(command):
         for name in _PLACE.findall(part):
-            if name not in (TO, PAYLOAD):
-                raise refuse(f"{name} stands for nothing; there are {TO} and {PAYLOAD}.")
-            if part != name:
-                raise refuse(f"{name} must be a whole argument, not a part of {part!r}.")
-            if place == 0 or "--" not in command[1:place]:
-                raise refuse(f"{name} must come after an argument `--`, or the program may take it for an option.")
-            if name == PAYLOAD and not payload_in_argv:
+            if part != name and name in (TO, PAYLOAD):
                 raise refuse(
-                    f"{PAYLOAD} shows every user of this machine what is sent; leave it out and read the envelope "
-                    "from stdin, or say payload_in_argv=True."
+                    f"{name} must be a whole argument, not a part of {part!r}; `--option={name}` is not either."
                 )
+            if part == name:
+                _check_place(command[:place], name, payload_in_argv, refuse)
+
+
+def _check_place(
+    before: Sequence[str], name: str, payload_in_argv: bool, refuse: Callable[[str], InvalidInput]
+) -> None:
+    if name not in (TO, PAYLOAD):
+        raise refuse(f"{name} stands for nothing; there are {TO} and {PAYLOAD}.")
+    if "--" not in before[1:]:
+        raise refuse(f"{name} must come after an argument `--`, or the program may take it for an option.")
+    if name == PAYLOAD and not payload_in_argv:
+        raise refuse(
+            f"{PAYLOAD} shows every user of this machine what is sent; leave it out and read the envelope "
+            "from stdin, or say payload_in_argv=True."
+        )

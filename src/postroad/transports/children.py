@@ -1,7 +1,7 @@
 """Child processes: started without a shell in a session of their own, drained, bounded, and ended as a group.
 
-The pipes are connected by us and not by asyncio's own subprocesses, whose `wait` may hang for as long as a grandchild
-holds one of them (CPython issue 119710).
+The pipes and the end are watched by us and not by asyncio's own subprocesses, whose `wait` hangs for as long as a
+grandchild holds one of the pipes (CPython issue 119710).
 """
 
 import asyncio
@@ -11,8 +11,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import IO, Any
 
+CHUNK_BYTES = 64 * 1024
 HEAD_BYTES = 4 * 1024
 TAIL_BYTES = 16 * 1024
 # How long pipes that a grandchild holds are read after the child's end.
@@ -20,69 +21,63 @@ LINGER_SECONDS = 0.2
 _POLL_SECONDS = 0.02
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a child ended (below 0: by that signal), and the beginning and end of what it has said."""
+    """How a child ended.
 
-    code: int
+    Attributes:
+        code: Its exit code; below 0 the signal that killed it; None if nobody can tell any more, because something
+            else in this process waits for all children or ignores their ends.
+        stdout: The beginning and the end of what it said.
+        stderr: The same of its complaints.
+        unread: It has not read all of its stdin.
+    """
+
+    code: int | None
     stdout: bytes
     stderr: bytes
+    unread: bool
 
 
-async def run(arguments: Sequence[str], *, stdin: bytes, env: Mapping[str, str], cwd: str) -> Ended:
+async def run(arguments: Sequence[bytes], *, stdin: bytes, env: Mapping[str, str], cwd: str) -> Ended:
     """Run a program, and leave nothing of its process group behind, also if this is cancelled.
 
     A grandchild in a session of its own escapes. What the child says beyond a few KiB is read and dropped.
 
     Raises:
-        OSError, ValueError: The program could not be started.
+        OSError: The program could not be started.
     """
-    process = subprocess.Popen(  # noqa: ASYNC220  # a vfork, and its errors are raised here
-        arguments,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=env,
-        cwd=cwd,
-        umask=0o077,
-        start_new_session=True,
-    )
-    loop = asyncio.get_running_loop()
-    pipes = (process.stdout, process.stderr, process.stdin)
-    said, complained, told = _Kept(), _Kept(), _Pipe()
-    transports: list[Any] = []
-    try:
-        transports.append((await loop.connect_read_pipe(lambda: said, process.stdout))[0])
-        transports.append((await loop.connect_read_pipe(lambda: complained, process.stderr))[0])
-        writing, _ = await loop.connect_write_pipe(lambda: told, process.stdin)
-        transports.append(writing)
-        writing.write(stdin)
-        writing.close()  # once all is written, or nobody reads any more
-        code = await _exit_of(process)
-        await asyncio.wait({said.over, complained.over}, timeout=LINGER_SECONDS)
-        return Ended(code, said.text(), complained.text())
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for transport, pipe in zip(transports, (said, complained, told), strict=False):
-            if not pipe.over.done():
-                transport.abort() if pipe is told else transport.close()
-        for file in pipes[len(transports) :]:
-            cast(Any, file).close()
-        await _exit_of(process)
+    pipe = subprocess.PIPE
+    # A vfork that ends with the exec, whose errors are raised here. Leaving the block waits without the loop: only a
+    # second cancellation, while the killed child is awaited, comes to that.
+    with subprocess.Popen(  # noqa: ASYNC220
+        arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=cwd, umask=0o077, start_new_session=True
+    ) as process:
+        pipes = said, complained, told = _Read(process.stdout), _Read(process.stderr), _Written(process.stdin, stdin)
+        try:
+            await _end_of(process)
+            await asyncio.wait({said.over, complained.over}, timeout=LINGER_SECONDS)
+        finally:
+            # Before it is reaped: until then its number, which is the group's, can be no other's.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for each in pipes:
+                each.close()
+            await _end_of(process)
+            code = _reap(process)
+        return Ended(code=code, stdout=said.kept(), stderr=complained.kept(), unread=told.left > 0)
 
 
-async def _exit_of(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for a child's end, without a thread: through a descriptor of it where the system has such."""
-    code = process.poll()
-    if code is not None:
-        return code
+async def _end_of(process: "subprocess.Popen[bytes]") -> None:
+    """Wait until a child has ended, without a thread: through a descriptor of it where the system has such."""
+    if _has_ended(process):
+        return
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):
-        while process.poll() is None:  # noqa: ASYNC110  # there is nothing to wait on
+        while not _has_ended(process):  # noqa: ASYNC110  # there is nothing to wait on
             await asyncio.sleep(_POLL_SECONDS)
-        return process.returncode
+        return
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(descriptor, ended.set)
@@ -91,36 +86,97 @@ async def _exit_of(process: "subprocess.Popen[bytes]") -> int:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether a child has ended; it is not reaped by this."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # and was reaped by somebody
+        return True
+    except AttributeError:  # macOS before Python 3.13
+        return process.poll() is not None
+
+
+def _reap(process: "subprocess.Popen[bytes]") -> int | None:
+    """The exit code of a child that has ended, or None if somebody else was told it: `Popen` takes that for a 0."""
+    with suppress(AttributeError):  # macOS before Python 3.13
+        try:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return None
     return process.wait()
 
 
-class _Pipe(asyncio.Protocol):
-    """Knows when its pipe is closed."""
+class _Pipe:
+    """Our end of a pipe, and `over`, which is set once it is closed."""
 
-    def __init__(self) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, file: IO[bytes] | None) -> None:
+        assert file is not None
+        os.set_blocking(file.fileno(), False)
+        self.loop = asyncio.get_running_loop()
+        self.file = file
+        self.over: asyncio.Future[Any] = self.loop.create_future()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def close(self) -> None:
         if not self.over.done():
+            self.loop.remove_reader(self.file)
+            self.loop.remove_writer(self.file)
+            self.file.close()
             self.over.set_result(None)
 
 
-class _Kept(_Pipe):
-    """Reads to the end and keeps the beginning and the end of it."""
+class _Read(_Pipe):
+    """Is read to its end; the beginning and the end of it are kept."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, file: IO[bytes] | None) -> None:
+        super().__init__(file)
         self._head = bytearray()
         self._tail = bytearray()
         self._dropped = False
+        self.loop.add_reader(self.file, self._read)
 
-    def data_received(self, data: bytes) -> None:
+    def _read(self) -> None:
+        try:
+            data = os.read(self.file.fileno(), CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self._keep(data)
+        else:
+            self.close()
+
+    def _keep(self, data: bytes) -> None:
         room = HEAD_BYTES - len(self._head)
         self._head += data[:room]
-        self._tail += data[room:][-TAIL_BYTES:] if room < len(data) else b""
+        self._tail += data[room:]
         if len(self._tail) > TAIL_BYTES:
             self._dropped = True
             del self._tail[:-TAIL_BYTES]
 
-    def text(self) -> bytes:
+    def kept(self) -> bytes:
+        """What is kept, with a mark where something was dropped."""
         return bytes(self._head) + (b"\n...\n" if self._dropped else b"") + bytes(self._tail)
+
+
+class _Written(_Pipe):
+    """Is written to as it takes it, then closed; `left` says how many bytes nobody took."""
+
+    def __init__(self, file: IO[bytes] | None, data: bytes) -> None:
+        super().__init__(file)
+        self._data = memoryview(data)
+        self.loop.add_writer(self.file, self._write)
+
+    @property
+    def left(self) -> int:
+        return len(self._data)
+
+    def _write(self) -> None:
+        try:
+            self._data = self._data[os.write(self.file.fileno(), self._data[:CHUNK_BYTES]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # nobody reads any more; what that means, the exit code says
+            self.close()
+        if not self._data:
+            self.close()

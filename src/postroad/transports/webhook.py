@@ -10,12 +10,13 @@ from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from postroad.model.clock import SECOND, micros, moment
+from postroad.model.clock import SECOND, moment
 from postroad.model.dispatches import Dispatch, Receipt
 from postroad.model.errors import GiveUp, InvalidInput, OutcomeUnknown, RetryLater, shown
 from postroad.model.payload import callable_, whole
 from postroad.transports import signing
 from postroad.transports.addresses import AddressPolicy, Resolver, destination, resolve, system_resolver
+from postroad.transports.deadlines import seconds_left
 from postroad.transports.envelope import envelope
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 RETRY_AFTER_SECONDS_MAX = 86_400
 REFERENCE_CHARS_MAX = 200
 SNIPPET_CHARS_MAX = 500
-# The sender's timeout ends the attempt from outside. A little earlier it is ended here, where it is known
-# whether anything was sent.
-EARLIER_SECONDS = 0.25
 
 Secrets = signing.Secrets
 ChooseSecret = Callable[[Dispatch[Any]], Secrets | Awaitable[Secrets]]
@@ -95,10 +93,9 @@ class Webhook:
         """
         from postroad.transports.posting import Posting  # only who sends webhooks loads what speaks HTTP
 
-        # The app's clock follows its database's, and the deadline was taken from it.
         now = dispatch.post.database.clock.wall()
         where = destination(dispatch.to, self._policy)
-        posting = Posting(where, until=asyncio.get_running_loop().time() + _seconds(dispatch, now))
+        posting = Posting(where, until=asyncio.get_running_loop().time() + seconds_left(dispatch))
         try:
             async with asyncio.timeout_at(posting.until):
                 answer = await self._post(dispatch, posting, now)
@@ -152,11 +149,6 @@ def _beside(dispatch: Dispatch[Any]) -> dict[str, str]:
         # The key is in the envelope too, so one that no header can carry is not lost.
         **{name: value for name, value in carried.items() if _VALUE.fullmatch(value)},
     }
-
-
-def _seconds(dispatch: Dispatch[Any], now: int) -> float:
-    left = (micros(dispatch.deadline, "deadline") - now) / SECOND
-    return left - min(EARLIER_SECONDS, left / 10)
 
 
 def _ended(posting: "Posting", why: str) -> RetryLater | OutcomeUnknown:

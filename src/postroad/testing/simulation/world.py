@@ -31,7 +31,7 @@ from postroad.testing.simulation.workload import Message
 HEAL_SECONDS = 1_800
 LOOK_EVERY_SECONDS = 2.0
 AT_ONCE = 0.3  # the share of blocks that come at the same moment as the one before
-LONGER_AT_MOST = 3  # times its operations, while nothing that was published has been accepted
+LONGER_AT_MOST = 10  # times its operations, while nothing that was published has been accepted
 SURVIVOR = "p0"
 
 
