@@ -10,8 +10,13 @@ from postroad.testing.simulation.ledger import Answer
 from postroad.testing.simulation.workload import REPLACED
 
 # Reached by operators and by acknowledgements, which the simulated programs have none of.
-_ELSEWHERE = frozenset({Reason.OPERATOR_RETRY, Reason.ACKED, Reason.ACK_TIMEOUT})
-_REACHED_ELSEWHERE = frozenset({"migration.statement"})
+_ELSEWHERE = frozenset(
+    {Reason.OPERATOR_RETRY, Reason.ACKED, Reason.ACK_TIMEOUT, Reason.RESOLVED_SENT, Reason.RESOLVED_DISCARDED}
+)
+# Nor is anything purged there.
+_REACHED_ELSEWHERE = frozenset(
+    {"migration.statement", "acks.verified", "purging.deleted", "purging.buried", "retention.ended"}
+)
 
 # A state and the count that says how often it was reached.
 SOMETIMES: Mapping[str, str] = {
