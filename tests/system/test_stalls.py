@@ -172,4 +172,6 @@ def test_a_database_that_is_away(own_postgres: Own, tmp_path: Path) -> None:
             history = stage.finish()
         assert Counter(row.attempt for row in history.outbox) == {1: len(history.outbox)}
         assert len(history.arrivals) == len(history.outbox)
-        assert {run.end_reason for run in history.runs} == {"committed"}
+        # A claim whose COMMIT was answered when it was too late to begin is given back, and has called nobody.
+        assert {run.end_reason for run in history.runs} <= {"committed", "released"}
+        assert max(Counter((stream, turn) for stream, turn, _ in history.tried).values()) == 1
