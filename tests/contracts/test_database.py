@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -450,6 +450,23 @@ def test_a_commit_that_is_refused_is_no_unknown(database: Database, monkeypatch:
 
 
 # Reading
+
+
+def test_what_failed_before_its_commit_is_not_committed_by_the_next(database: Database) -> None:
+    """Whatever fails when a transaction is about to be committed: it leaves nothing, and hinders nobody."""
+
+    def fails(_: Connection) -> None:
+        raise LookupError("a hook of somebody's")
+
+    database.transact(add, "first")
+    event.listen(database.engine, "commit", fails)
+    for name in ("lost", "lost too"):
+        with pytest.raises(LookupError):
+            database.transact(add, name)
+    event.remove(database.engine, "commit", fails)
+    for name in ("second", "third"):
+        database.transact(add, name)
+    assert database.read(streams).keys() == {"first", "second", "third"}
 
 
 def test_a_read_sees_one_view(database: Database) -> None:

@@ -193,9 +193,8 @@ class TestErrors(GroupContract):
 
         items = [block(note(n)) for n in range(many)]
         failpoints.arm(reached)
-        pending = self.handed_in(grouping, items)
         with counted(database) as commits:
-            for each in pending:
+            for each in self.handed_in(grouping, items):
                 assert isinstance(each.exception(SECONDS), SystemExit)
         failpoints.arm(None)
         assert len(waiting_events(database)) == (0 if place in ("accept.after_insert", "commit.before") else many)

@@ -1,11 +1,13 @@
 """Ordered lanes as a program uses them."""
 
+import asyncio
 import threading
 from typing import Any
 
 import pytest
 
 from postroad import Dispatch, GiveUp, InvalidInput, Kind, Postroad, Retry, RetryLater
+from postroad.model.clock import SECOND
 from postroad.testing import Harness
 from tests.engine.conftest import Open
 
@@ -79,6 +81,25 @@ def test_what_can_be_no_lane_is_refused(lane: Any) -> None:
     post, _ = app()
     with pytest.raises(InvalidInput, match="lane"), post.begin() as tx:
         tx.send(MAIL, {"n": 1}, lane=lane)
+
+
+async def test_the_next_of_a_lane_goes_at_once(place: dict[str, Any]) -> None:
+    """Whatever ends a head, sent, dead or expired, wakes the dispatcher for the next one; no poll is waited for."""
+    post, sent = app(timeout=200, on_dead="skip", failing={3: [GiveUp("never")]})
+    post.reconfigure(database=place["database"], schema=place.get("schema"))
+    post._migrate = True
+    async with post.begin() as tx:
+        for n in range(8):
+            tx.send(MAIL, {"n": n}, lane="a", expires=0 if n == 5 else None)
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(post.runtime(poll=30 * SECOND).run(stop))
+    async with asyncio.timeout(20):
+        while len(sent) < 6:
+            await asyncio.sleep(0.01)
+    stop.set()
+    await running
+    post.close()
+    assert sent == [0, 1, 2, 4, 6, 7]
 
 
 def test_dispatchers_at_work_on_one_lane(place: dict[str, Any]) -> None:

@@ -119,7 +119,6 @@ class Registry:
 
     senders: dict[str, Sender] = field(default_factory=dict)
     elsewhere: dict[str, Elsewhere] = field(default_factory=dict)
-    known: dict[str, Kind[Any]] = field(default_factory=dict)
     deciders: dict[str, Decider] = field(default_factory=dict)
     filters: dict[str, list[Filter]] = field(default_factory=dict)
     sinks: list[Callable[[Alert], None]] = field(default_factory=list)

@@ -145,9 +145,11 @@ class Dispatcher(Loop):
             self._unanswered = (token, asked)
             return await self._look_up(token)
         self._unseen = any(one.unseen for one in found)
-        for ended in (row for one in found for row in one.ended):
-            count_end(self.parts, ended)
-            self.parts.wakeups.announce(("turns", "timers"))
+        ended = [row for one in found for row in one.ended]
+        for each in ended:
+            count_end(self.parts, each)
+        if ended:  # the next ones of their lanes may go
+            self.parts.wakeups.announce(("turns", "sends", "timers"))
         return [claim for one in found for claim in one.claims]
 
     async def _look_up(self, token: str) -> list[DispatchClaim]:

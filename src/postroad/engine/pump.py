@@ -44,7 +44,7 @@ class Pump(Loop):
         expired = await database.atransact(settle.expire, limit=BATCH)
         if expired:
             self.parts.count("expired", expired)
-            self.parts.wakeups.announce(("turns",))
+            self.parts.wakeups.announce(("turns", "sends"))  # the next ones of their lanes may go
         await self._ring(RINGING_SECONDS)
         await self._sweep.step()
         if BATCH in (fired.count + fired.dropped, expired):

@@ -118,7 +118,7 @@ class Records:
             found.add("turns")
         if self.sends:
             found.add("sends")
-        if self.acks:  # outcomes are events, and the next one of a lane may go
+        if self.acks or self.withdrawals:  # outcomes are events, and the next one of a lane may go
             found |= {"turns", "sends"}
         if self.timers:
             found.add("timers")

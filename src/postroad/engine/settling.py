@@ -95,13 +95,12 @@ class Settler:
         self._tell(any(one.status == Status.PENDING for one in settled))
 
     def _news(self, batch: list[Settlement], settled: Sequence[Settled]) -> set[Topic]:
-        """The loops that have work now: outcomes are events, and the end of a dispatch may be an alert."""
-        told = any(
-            end.status != Status.PENDING and self._results[one.id, one.token].stream
-            for one, end in zip(batch, settled, strict=False)
-        )
+        """The loops that have work now: outcomes are events, the end of a dispatch may be an alert or free its lane."""
+        ended = [one for one, end in zip(batch, settled, strict=False) if end.status != Status.PENDING]
+        told = any(self._results[one.id, one.token].stream for one in ended)
+        freed = any(one.lane is not None for one in ended)
         died = any(one.status in (Status.DEAD_LETTER, Status.EXPIRED) for one in settled)
-        return {*(("turns",) if told else ()), *(("timers",) if died else ())}
+        return {*(("turns",) if told else ()), *(("sends",) if freed else ()), *(("timers",) if died else ())}
 
     async def _settle_singly(self, batch: list[Settlement]) -> None:
         """One by one what the database has refused together: a result that it refuses must hold up no other.

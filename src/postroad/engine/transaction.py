@@ -3,54 +3,25 @@
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection
 
+from postroad.engine import arguments
+from postroad.engine.arguments import Context
 from postroad.engine.declarations import plain
-from postroad.engine.records import BEGIN, Content, Records, Sending, TimerRecord, When, Written, begun, write
-from postroad.model.acks import Keyring
-from postroad.model.clock import micros, span
+from postroad.engine.records import BEGIN, Records, TimerRecord, When, Written, begun, write
 from postroad.model.dispatches import Accepted, Withdrawn
-from postroad.model.entropy import Entropy
-from postroad.model.errors import InvalidInput, NotInTransaction, Refused, Span, shown
+from postroad.model.errors import InvalidInput, NotInTransaction, Refused, Span
 from postroad.model.failpoints import failpoint
-from postroad.model.ids import RESERVED_PREFIXES, check_event_key, check_name, check_stream, check_timer_key
+from postroad.model.ids import check_event_key, check_stream, check_timer_key
 from postroad.model.kinds import Kind
-from postroad.model.payload import content_hash, encode, text
+from postroad.model.payload import encode, text
 from postroad.model.rows import NewEvent
 from postroad.store import borrowed, dialects
 from postroad.store.database import Database
-from postroad.store.statements import as_json
 
 T = TypeVar("T")
-NO_ORIGIN: Mapping[str, str] = {}
-
-
-class Declared(Protocol):
-    """What a transaction needs to know of a kind that is sent."""
-
-    @property
-    def on_failure(self) -> Literal["event", "alert"]: ...
-    @property
-    def attempts_max(self) -> int | None: ...
-
-
-class Context(Protocol):
-    """What a transaction needs of its app."""
-
-    entropy: Entropy
-
-    @property
-    def relayed(self) -> bool:
-        """Whether this process tells others what it has committed, so that the transaction need not."""
-
-    @property
-    def keyring(self) -> Keyring:
-        """The server's keys."""
-
-    def declared(self, kind: str) -> Declared:
-        """How this app carries out a kind; UnknownKind if nobody declared it."""
 
 
 class Transaction:
@@ -72,7 +43,7 @@ class Transaction:
             KeyConflict: On leaving the block, if the key is taken by other content.
             StreamDeleted: On leaving the block, if the stream was deleted.
         """
-        name, version, encoded = payload(kind, data)
+        name, version, encoded = arguments.payload(kind, data)
         event = NewEvent(
             stream=check_stream(stream),
             event_id=self._default_key() if key is None else check_event_key(key),
@@ -97,7 +68,7 @@ class Transaction:
         lane: str | None = None,
         ack: bool = False,
         on_conflict: Literal["error", "keep"] = "error",
-        origin: Mapping[str, str] = NO_ORIGIN,
+        origin: Mapping[str, str] = arguments.NO_ORIGIN,
     ) -> Accepted:
         """Send something once the transaction has committed.
 
@@ -121,24 +92,10 @@ class Transaction:
             Refused: An acknowledgement is asked for, and there is no secret_key.
             KeyConflict: On leaving the block, if the key is taken by other content.
         """
-        if ack:
-            self._context.keyring.require()
-        content = _content(kind, body, to)
-        declared = self._context.declared(content.kind)
-        sending = Sending(
-            id=self._context.entropy.token(),
-            key=self._default_key("") if key is None else text(key, "key"),
-            content=content,
-            on_failure=declared.on_failure,
-            max_attempts=declared.attempts_max,
-            expires=_expiry(expires),
-            origin=_pairs(origin),
-            keep=_keeps(on_conflict),
-            lane=None if lane is None else text(lane, "lane"),
-            ack=bool(ack),
-            accepted=Accepted(),
-            when=_when(at, after),
-        )
+        sending = arguments.sending(
+            self._context, kind, body, to=to, key=key, at=at, after=after, expires=expires, lane=lane, ack=ack,
+            on_conflict=on_conflict, origin=origin, default_key=self._default_key,
+        )  # fmt: skip
         self._open_records().sends.append(sending)
         return sending.accepted
 
@@ -165,7 +122,7 @@ class Transaction:
         Raises:
             TimerConflict: On leaving the block, if the key is armed with other content, fired or cancelled.
         """
-        self._arm("set", key, _when(at, after), data=data, stream=stream)
+        self._arm("set", key, arguments.when(at, after), data=data, stream=stream)
 
     def rearm_timer(
         self,
@@ -177,7 +134,7 @@ class Transaction:
         stream: str | None = None,
     ) -> None:
         """Arm a timer again, whatever became of it: a new generation, whose firing is an event of its own."""
-        self._arm("rearm", key, _when(at, after), data=data, stream=stream)
+        self._arm("rearm", key, arguments.when(at, after), data=data, stream=stream)
 
     def cancel_timer(self, key: str, *, stream: str | None = None) -> None:
         """Disarm a timer. It may still fire if that is under way, so a handler must know a late one."""
@@ -237,56 +194,6 @@ class Transaction:
     def _default_key(self, otherwise: str | None = None) -> str:
         """The key of what was given none: outside of a turn nobody can send the same again."""
         return self._context.entropy.token() if otherwise is None else otherwise
-
-
-def _when(at: datetime | None, after: Span | None) -> When:
-    if at is not None and after is not None:
-        raise InvalidInput("Give `at` or `after`, not both.", field="at")
-    return When(
-        at=None if at is None else micros(at, "at"),
-        after=0 if after is None else span(after, "after"),
-        given=at is not None or after is not None,
-    )
-
-
-def _expiry(expires: Span | datetime | None) -> When | None:
-    if expires is None:
-        return None
-    if isinstance(expires, datetime):
-        return When(at=micros(expires, "expires"), after=0, given=True)
-    return When(at=None, after=span(expires, "expires"), given=True)
-
-
-def _pairs(origin: Mapping[str, str]) -> str:
-    if origin is NO_ORIGIN:
-        return "{}"
-    if not isinstance(origin, Mapping) or not all(isinstance(part, str) for pair in origin.items() for part in pair):
-        raise InvalidInput(f"origin must be a mapping of text to text, got {type(origin).__name__}.", field="origin")
-    return encode(dict(origin), "origin", bytes_max=4096)
-
-
-def _keeps(on_conflict: object) -> bool:
-    if on_conflict not in ("error", "keep"):
-        raise InvalidInput(f"on_conflict must be 'error' or 'keep', got {shown(on_conflict)}.", field="on_conflict")
-    return on_conflict == "keep"
-
-
-def _content(kind: Kind[T] | str, body: T | None, to: str) -> Content:
-    """What a dispatch says and to whom; no body is `{}`."""
-    name, version, encoded = payload(kind, {} if body is None else body, "body")
-    destination = text(to, "to", bytes_max=2048, empty=to == "")
-    digest = content_hash(name, encoded, as_json(destination))
-    return Content(kind=name, version=version, destination=destination, body=encoded, digest=digest)
-
-
-def payload(kind: Kind[T] | str, data: object, field: str = "data") -> tuple[str, int, str]:
-    """A kind's name and version, and the payload's text held against its type; built-in kinds are refused."""
-    name = kind.name if isinstance(kind, Kind) else check_name(kind, "kind")
-    if name.startswith(RESERVED_PREFIXES):
-        raise InvalidInput(f"kind must not begin with {' or '.join(RESERVED_PREFIXES)}; these are ours.", field="kind")
-    if isinstance(kind, Kind):
-        return name, kind.version, kind.encode(data, field)
-    return name, 1, encode(data, field)
 
 
 class Opening:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
+from postroad.engine.arguments import Context, payload
 from postroad.engine.folding import Folding
 from postroad.engine.tools import Tool
-from postroad.engine.transaction import Context, Transaction, payload
+from postroad.engine.transaction import Transaction
 from postroad.model import events, ids
 from postroad.model.clock import moment
 from postroad.model.errors import InvalidInput, Refused, shown

@@ -269,8 +269,13 @@ class Database:
     def _commit(conn: Connection, transaction: Any) -> None:
         try:
             transaction.commit()
-        except DBAPIError as error:
-            if conn.invalidated or error.connection_invalidated:
+        except BaseException as error:
+            lost = conn.invalidated or getattr(error, "connection_invalidated", False)
+            if not conn.invalidated:
+                # SQLAlchemy takes the transaction for ended now, whatever has failed. On the connection it may be open
+                # still, and whoever had that next would commit it with their own.
+                conn.invalidate(error)
+            if lost and isinstance(error, DBAPIError):
                 raise CommitUnknown(str(error.orig)) from error
             raise
 
