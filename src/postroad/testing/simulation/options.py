@@ -91,7 +91,7 @@ def _drawn(seed: int, operations: int) -> Options:
         crash_send=sometimes(rng.choice((0.05, 0.1))),
         lost_commit=sometimes(rng.choice((0.01, 0.05))),
         kills=1 + rng.randrange(3),
-        shutdowns=int(sometimes(1 + rng.randrange(3))),
+        shutdowns=int(sometimes(2 + rng.randrange(3))),
         pauses=int(sometimes(1 + rng.randrange(4))),
         jumps=int(sometimes(1 + rng.randrange(3))),
         latency=sometimes(rng.choice((0.01, 0.2, 1.5))),

@@ -13,14 +13,10 @@ from postroad.testing.simulation.workload import REPLACED
 _ELSEWHERE = frozenset(
     {Reason.OPERATOR_RETRY, Reason.ACKED, Reason.ACK_TIMEOUT, Reason.RESOLVED_SENT, Reason.RESOLVED_DISCARDED}
 )
-# Nor is anything purged there. Real processes are killed when their grace is over (tests/system/test_kills.py): among
-# simulated ones it is a matter of luck.
+# Nor is anything purged there.
 _REACHED_ELSEWHERE = frozenset(
-    {
-        "migration.statement", "acks.verified", "purging.deleted", "purging.buried", "retention.ended",
-        "shutdown.abandoned",
-    }
-)  # fmt: skip
+    {"migration.statement", "acks.verified", "purging.deleted", "purging.buried", "retention.ended"}
+)
 
 # A state and the count that says how often it was reached.
 SOMETIMES: Mapping[str, str] = {
