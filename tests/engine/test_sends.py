@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from postroad import (
     Dispatch,
@@ -298,3 +299,21 @@ def test_what_newer_code_has_written_is_left_to_it(harness: Open) -> None:
     h.advance(10_000)
     assert [d.key for d in h.sent(MAIL)] == ["old"]
     assert status(post, "new") == ("pending", "enqueued")
+
+
+def test_a_send_pays_for_nothing_that_it_does_not_use(harness: Open) -> None:
+    """A plain send is the row and its history: no look at lanes, acknowledgements, withdrawals or tombstones."""
+    post, _ = app()
+    h = harness(post)
+    send(post, "first")
+    told: list[str] = []
+
+    def heard(_conn: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
+        told.append(" ".join(sql.split()[:3]).rpartition(".")[2].removesuffix('"'))
+
+    event.listen(h.post.database.engine, "before_cursor_execute", heard)
+    send(post, "second")
+    event.remove(h.post.database.engine, "before_cursor_execute", heard)
+    tables = [each.rpartition(" ")[2] for each in told if not each.startswith("BEGIN")]
+    assert [name for name in tables if name.startswith("postroad_")] == ["postroad_outbox", "postroad_transitions"]
+    assert len(tables) == 2, told

@@ -42,7 +42,7 @@ def acknowledge(
     Raises:
         DispatchNotFound, AckNotRequested, BadAckToken, AckRefused: See `check`; nothing was written.
     """
-    if not check(conn, presented):
+    if not presented or not check(conn, presented):
         return []
     asked = sorted({each.dispatch for each in presented})
     locked = moves.lock(conn, [*asked, *outbox.pending(conn, withdrawals)])
