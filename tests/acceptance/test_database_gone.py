@@ -25,7 +25,8 @@ def app(url: str, sent: list[tuple[str, int]]) -> Postroad:
     @post.turn("load", lease=4)
     def load(t: Turn) -> None:
         time.sleep(0.05)
-        t.send("sms", {}, key=f"{t.subject}/{t.events[0].key}")
+        for event in t.events:  # a claim that was given back takes along what came meanwhile
+            t.send("sms", {}, key=f"{t.subject}/{event.key}")
 
     post.filter("load", OUTCOME)(lambda e: "sent")
     return post
@@ -59,7 +60,8 @@ def test_a_database_that_is_away_loses_and_doubles_nothing(own_postgres: Own) ->
     assert sorted(key for key, _ in sent) == sorted(f"{n}/p{i}" for n in range(STREAMS) for i in (1, 2))
     assert {attempt for _, attempt in sent} == {1}
     ends = [str(r.end) for n in range(STREAMS) for r in one.database.read(runs.of_stream, f"load/{n}")]
-    assert set(ends) <= {"committed", "conflict", "stale", "interrupted"}, "no turn is counted as failed"
+    # "released": a claim that the server answered too late was given back before a handler saw it.
+    assert set(ends) <= {"committed", "conflict", "stale", "interrupted", "released"}, "no turn is counted as failed"
     one.close()
     two.close()
 

@@ -47,13 +47,11 @@ async def run(arguments: Sequence[bytes], *, stdin: bytes, env: Mapping[str, str
     Raises:
         OSError: The program could not be started.
     """
-    pipe = subprocess.PIPE
-    # A vfork that ends with the exec, whose errors are raised here. Leaving the block waits without the loop: only a
-    # second cancellation, while the killed child is awaited, comes to that.
-    with subprocess.Popen(  # noqa: ASYNC220
-        arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=cwd, umask=0o077, start_new_session=True
-    ) as process:
-        pipes = said, complained, told = _Read(process.stdout), _Read(process.stderr), _Written(process.stdin, stdin)
+    told = _Written(stdin)
+    # Leaving the block waits without the loop: only a second cancellation, while the killed child is awaited, comes
+    # to that.
+    with _started(arguments, told, env, cwd) as process:
+        pipes = said, complained, _ = _Read(process.stdout), _Read(process.stderr), told
         try:
             await _end_of(process)
             await asyncio.wait({said.over, complained.over}, timeout=LINGER_SECONDS)
@@ -66,6 +64,22 @@ async def run(arguments: Sequence[bytes], *, stdin: bytes, env: Mapping[str, str
             await _end_of(process)
             code = _reap(process)
         return Ended(code=code, stdout=said.kept(), stderr=complained.kept(), unread=told.left > 0)
+
+
+def _started(
+    arguments: Sequence[bytes], told: "_Written", env: Mapping[str, str], cwd: str
+) -> "subprocess.Popen[bytes]":
+    """The child: a vfork that ends with the exec, whose errors are raised here."""
+    pipe = subprocess.PIPE
+    try:
+        return subprocess.Popen(
+            arguments, stdin=told.other, stdout=pipe, stderr=pipe, env=env, cwd=cwd, umask=0o077, start_new_session=True
+        )
+    except BaseException:
+        told.close()
+        raise
+    finally:
+        told.other.close()
 
 
 async def _end_of(process: "subprocess.Popen[bytes]") -> None:
@@ -160,12 +174,19 @@ class _Read(_Pipe):
 
 
 class _Written(_Pipe):
-    """Is written to as it takes it, then closed; `left` says how many bytes nobody took."""
+    """Is written to as it takes it, then closed; `left` says how many bytes nobody took.
 
-    def __init__(self, file: IO[bytes] | None, data: bytes) -> None:
-        super().__init__(file)
+    What fits into the pipe is in it before there is a child: whether a short text counts as taken is no race.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        other, ours = os.pipe()
+        self.other = os.fdopen(other, "rb", buffering=0)  # the child's end
+        super().__init__(os.fdopen(ours, "wb", buffering=0))
         self._data = memoryview(data)
-        self.loop.add_writer(self.file, self._write)
+        self._write()
+        if not self.over.done():
+            self.loop.add_writer(self.file, self._write)
 
     @property
     def left(self) -> int:
