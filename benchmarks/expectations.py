@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from benchmarks import claims, idle, latency, memory, steady
+from benchmarks import claims, hosts, idle, latency, memory, steady
 from benchmarks.figures import Figure, rounded
 from benchmarks.places import Kind
 
@@ -113,6 +113,9 @@ def _of_both() -> Iterator[Expectation]:
         for what in ("dispatches", "turns"):
             grown = _ratio(claims.NAME, kind, what)
             yield Expectation(what=f"claim of {what}, full against empty", database=kind, measure=grown, most=1.5)
+        for case in ("healthy host", "another kind"):
+            held_up = _ratio(hosts.NAME, kind, f"{case}, 10,000 due to one that is down, p95")
+            yield Expectation(what=f"{case} beside one that is down, p95", database=kind, measure=held_up, most=1.5)
         # Memory that grew with the backlog would be many times as much.
         flat = _ratio(memory.NAME, kind, "")
         yield Expectation(what="dispatcher's memory, large against small", database=kind, measure=flat, most=1.1)

@@ -16,11 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import psycopg
 import pytest
 
 from tests import postgres_server
 
+hypothesis.settings.register_profile("bounded", deadline=None)  # how long an example takes says what else runs here
+hypothesis.settings.load_profile("bounded")
 # Before a suite is imported: its assertions then tell what they compared.
 pytest.register_assert_rewrite("postroad.testing.contracts", "postroad.testing.zombies")
 

@@ -10,7 +10,6 @@ from receiver import Receiver
 from postroad import Argv, Kind, Postroad, Retry, Webhook
 
 SECRET = "whsec_bm90IGEgc2VjcmV0LCBhbiBleGFtcGxlIGF0IGFsbA=="  # yours comes from where you keep secrets
-DEAD = "http://127.0.0.1:9/hook"  # nobody listens there
 
 NOTE = Kind("note", dict[str, str])
 HOOK = Kind("hook", dict[str, str])
@@ -37,7 +36,7 @@ def main() -> None:
         tx.send(NOTE, {"text": "the backup is done"}, to="ops", key="backup/2026-11-30")
         tx.send(NOTE, {"text": "--not an option"}, to="--help", key="odd/1")
         tx.send(HOOK, {"order": "7"}, to=receiver.url, key="order/7/paid", ack=True, origin={"session": "s1"})
-        tx.send(HOOK, {"order": "8"}, to=DEAD, key="order/8/paid", origin={"session": "s1"})
+        tx.send(HOOK, {"order": "8"}, to=receiver.broken, key="order/8/paid", origin={"session": "s1"})
     with post.begin() as tx:  # the same once more, after a restart say: nothing is doubled
         tx.send(NOTE, {"text": "the backup is done"}, to="ops", key="backup/2026-11-30")
     while post.drain().waiting:

@@ -19,6 +19,7 @@ class Receiver(ThreadingHTTPServer):
         self.acknowledge = acknowledge
         self.done: set[str] = set()
         self.url = f"http://127.0.0.1:{self.server_port}/hook"
+        self.broken = f"http://127.0.0.1:{self.server_port}/broken"  # whatever comes there fails
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
@@ -27,6 +28,9 @@ class Request(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/broken":
+            self.answer(500)
+            return
         try:
             event_id = webhooks.verify(body, self.headers, self.server.secret)
         except webhooks.BadSignature:

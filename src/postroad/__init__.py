@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         TimerConflict,
         TransactionAborted,
         UnknownKind,
+        Unreachable,
     )
     from postroad.model.events import Entry, Event, Outcome
     from postroad.model.folds import Fold
@@ -78,6 +79,7 @@ _HOMES = {
         "DatabaseReplaced", "DispatchNotFound", "GiveUp", "InvalidInput", "KeyConflict", "NestedTransaction",
         "NotInTransaction", "OutcomeUnknown", "PostroadError", "Refused", "RetryLater", "SchemaMismatch",
         "SourceRefused", "Span", "StaleClaim", "StreamDeleted", "TimerConflict", "TransactionAborted", "UnknownKind",
+        "Unreachable",
     ),
     "model.events": ("Entry", "Event", "Outcome"),
     "model.folds": ("Fold",),
@@ -96,7 +98,7 @@ __all__ = [
     "Loops", "NestedTransaction", "NotInTransaction", "Opening", "Outcome", "OutcomeUnknown", "Postroad",
     "PostroadError", "Receipt", "Refused", "Retry", "RetryLater", "SchemaMismatch", "SourceRefused", "Span",
     "StaleClaim", "StreamDeleted", "TimerConflict", "Tool", "Transaction", "TransactionAborted", "Transport", "Turn",
-    "UnknownKind", "Webhook", "Withdrawn",
+    "UnknownKind", "Unreachable", "Webhook", "Withdrawn",
 ]  # fmt: skip
 
 

@@ -101,10 +101,10 @@ def test_a_receiver_that_never_answers_holds_up_no_other_route(open_app: OpenApp
     post.transport(PING, hook())
     with receiving_beside(answers(200)) as healthy, post.running():
         with receiving_beside(silent) as hanging:
-            send(post, PAID, hanging, *(f"paid/{n}" for n in range(20)))
+            send(post, PAID, hanging, *(f"paid/{n}" for n in range(10)))
             deliver_beside(post, healthy)
         until(lambda: idle(post), "nobody listens any more")
-    assert len(post.dispatches.list(status="dead_letter", kind="paid")) == 20
+    assert len(post.dispatches.list(status="dead_letter", kind="paid")) == 10
 
 
 def test_slow_dns_holds_up_no_other_route(open_app: OpenApp, monkeypatch: pytest.MonkeyPatch) -> None:

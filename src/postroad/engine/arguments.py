@@ -10,6 +10,7 @@ from postroad.model.clock import micros, span
 from postroad.model.dispatches import Accepted
 from postroad.model.entropy import Entropy
 from postroad.model.errors import InvalidInput, Span, shown
+from postroad.model.gates import host_of
 from postroad.model.ids import RESERVED_PREFIXES, check_name
 from postroad.model.kinds import Kind
 from postroad.model.payload import content_hash, encode, text
@@ -124,7 +125,9 @@ def _content(kind: Kind[T] | str, body: T | None, to: str) -> Content:
     name, version, encoded = payload(kind, {} if body is None else body, "body")
     destination = text(to, "to", bytes_max=2048, empty=to == "")
     digest = content_hash(name, encoded, as_json(destination))
-    return Content(kind=name, version=version, destination=destination, body=encoded, digest=digest)
+    return Content(
+        kind=name, version=version, destination=destination, body=encoded, digest=digest, host=host_of(destination)
+    )
 
 
 def payload(kind: Kind[T] | str, data: object, field: str = "data") -> tuple[str, int, str]:

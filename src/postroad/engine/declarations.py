@@ -29,6 +29,7 @@ OUTCOME: Kind[Outcome] = Kind(OUTCOME_NAME, Outcome)
 TIMER_FIRED: Kind[Any] = Kind(TIMER_FIRED_NAME, Any)
 
 CONCURRENCY_MAX = 10_000
+RATE_MIN, RATE_MAX = 1 / 86_400, 100_000.0  # once a day is a schedule rather than a rate
 KILL_GRACE = 1 * SECOND
 LEASE_MARGIN = SECOND // 2
 LEASE_ABOVE_TIMEOUT = 5 * SECOND
@@ -54,6 +55,7 @@ class Sender:
     on_unknown: OnUnknown
     policy: SendPolicy
     dedup_window: int | None = None
+    concurrency_per_host: int | None = None
     default: bool = False  # by the default transport, until somebody declares another
 
     @property
@@ -185,6 +187,16 @@ def check_stream_type(name: str) -> str:
 
 def count(value: int, field: str, most: int = CONCURRENCY_MAX) -> int:
     return whole(value, field, most=most)
+
+
+def rate_of(value: float | None, field: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not RATE_MIN <= value <= RATE_MAX:
+        raise InvalidInput(
+            f"{field} must be attempts per second, from {RATE_MIN:g} to {RATE_MAX:g}, got {shown(value)}.", field=field
+        )
+    return float(value)
 
 
 def positive(value: Span, field: str) -> int:

@@ -1,9 +1,10 @@
 """The dispatcher: claims due dispatches, has their senders carry them out, and hands over what came of it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
@@ -14,37 +15,54 @@ from postroad.engine.loop import AT_ONCE, Loop, Parts, Step, waited_little
 from postroad.engine.settling import Settler, count_end
 from postroad.engine.telemetry import logger
 from postroad.engine.verdicts import judge
-from postroad.model.clock import moment
+from postroad.model.clock import SECOND, moment
 from postroad.model.dispatches import Dispatch
-from postroad.model.errors import CommitUnknown
+from postroad.model.errors import CommitUnknown, Unreachable
 from postroad.model.failpoints import failpoint
-from postroad.model.rows import ClaimedDispatches, DispatchClaim, Hold, Settlement
+from postroad.model.gates import WHOLE_KIND
+from postroad.model.rows import ClaimedDispatches, DispatchClaim, Hold, HostRoom, Settlement
 from postroad.store import dispatch_claims, due, lanes
 
 LANES_SEEN_MAX = 500  # new members of lanes at once, of each kind
+HELD_MAX = SECOND
+
+
+class Want(NamedTuple):
+    """A kind that has room: its sender, how many it may start, and whether expired claims may be taken over."""
+
+    sender: Sender
+    free: int
+    room: HostRoom | None
+    takeover: bool
+
+    def waited_little(self, asked: int, now: int) -> bool:
+        """Whether a transaction got its lock soon after it was asked for."""
+        return waited_little(asked, now, self.sender.policy.lease)
 
 
 def claim_due(
-    conn: Connection, wants: Sequence[tuple[Sender, int, bool]], *, token: str, asked: int, now: int
-) -> list[ClaimedDispatches]:
+    conn: Connection, wants: Sequence[Want], *, token: str, asked: int, now: int
+) -> dict[str, ClaimedDispatches]:
     """Claim of each kind that has due rows at most as many as can start at once, in one transaction.
 
-    `wants`: per kind its sender, the free capacity, and whether expired claims may be taken over. That was
-    decided at `asked`: if this transaction had to wait since, others have waited too, and nothing is taken over.
+    Whether expired claims may be taken over was decided at `asked`: if this transaction had to wait since, others
+    have waited too, and nothing is taken over. Kinds come in the order of their names: rates are locked in it.
     """
-    wants = [(s, free, takeover and waited_little(asked, now, s.policy.lease)) for s, free, takeover in wants]
-    names = [name for sender, _, _ in wants for name in sender.kind.names]
+    wants = [want._replace(takeover=want.takeover and want.waited_little(asked, now)) for want in wants]
+    names = [name for want in wants for name in want.sender.kind.names]
     due = set(names)
     if len(names) > 1:
-        due = set(dispatch_claims.due_kinds(conn, names, takeover=any(t for _, _, t in wants), now=now))
-    found = [
-        dispatch_claims.claim(conn, sender.policy, names=ready, token=token, limit=free, takeover=takeover, now=now)
-        for sender, free, takeover in wants
-        if (ready := [name for name in sender.kind.names if name in due])
-    ]
-    if any(one.claims or one.ended for one in found):
-        return found
-    return [ClaimedDispatches([], [], lanes.unseen(conn, names))]
+        due = set(dispatch_claims.due_kinds(conn, names, takeover=any(want.takeover for want in wants), now=now))
+    found: dict[str, ClaimedDispatches] = {}
+    for sender, free, room, takeover in sorted(wants, key=lambda want: want.sender.kind.name):
+        ready = [name for name in sender.kind.names if name in due]
+        if ready:
+            found[sender.kind.name] = dispatch_claims.claim(
+                conn, sender.policy, names=ready, token=token, limit=free, room=room, takeover=takeover, now=now
+            )
+    if not any(one.claims or one.ended for one in found.values()) and lanes.unseen(conn, names):
+        found[""] = ClaimedDispatches([], [], True)
+    return found
 
 
 class Dispatcher(Loop):
@@ -58,8 +76,12 @@ class Dispatcher(Loop):
         self._senders = {sender.kind.name: sender for sender in parts.registry.senders.values()}
         # By sender and id; None: an attempt whose call has not begun.
         self._sending: dict[str, dict[str, Call | None]] = {name: {} for name in self._senders}
+        # Of senders with a limit per host: what is being sent to each.
+        self._hosts: dict[str, Counter[str]] = {name: Counter() for name in self._senders}
+        self._held: dict[str, int] = {}  # senders whose rate holds back the rest, until then
         self._left = asyncio.Event()
         self._abandoned = ""
+        self._more = False  # whether there are others that may go now
         self._unseen = False  # whether dispatches have joined lanes that no dispatcher has looked at
         self._settler = Settler(parts, self._room)
         self._crowded = False
@@ -73,7 +95,8 @@ class Dispatcher(Loop):
             return AT_ONCE
         self._look_for_room()
         names = [name for sender, *_ in self._wants() for name in sender.kind.names]
-        return await self.parts.database.aread(due.sends, names) if names else None
+        found = await self.parts.database.aread(due.sends, names) if names else None
+        return min((at for at in (found, *self._held.values()) if at is not None), default=None)
 
     async def step(self) -> Step:
         # What was sent comes first: while settling is impossible nothing new is sent.
@@ -95,11 +118,11 @@ class Dispatcher(Loop):
             return Step.MORE
         if not claimed:
             return Step.NOTHING
-        return Step.MORE if self._look_for_room() else Step.SOME
+        return Step.MORE if self._look_for_room() or self._more else Step.SOME
 
-    async def _promote(self, wants: Sequence[tuple[Sender, int, bool]]) -> bool:
+    async def _promote(self, wants: Sequence[Want]) -> bool:
         """Give lanes with new members their heads. False: others hold these lanes."""
-        kinds = [name for sender, *_ in wants for name in sender.kind.names]
+        kinds = [name for want in wants for name in want.sender.kind.names]
         return await self.parts.database.atransact(lanes.promote, kinds, limit=LANES_SEEN_MAX) > 0
 
     def _busy(self, name: str, concurrency: int) -> int:
@@ -111,8 +134,12 @@ class Dispatcher(Loop):
 
     def _look_for_room(self) -> bool:
         """Whether some kind has no room for another send, so that the end of one is news."""
-        self._crowded = len(self._wants()) < len(self._senders)
-        return self._crowded
+        full = sum(self._free(sender) <= 0 for sender in self._senders.values())
+        self._crowded = full > 0 or any(
+            sender.concurrency_per_host is not None and max(self._hosts[name].values(), default=0) > 0
+            for name, sender in self._senders.items()
+        )
+        return full > 0
 
     def _room(self, again: bool = False) -> None:
         """There may be room for another send, or (`again`) another time at which one is due."""
@@ -130,27 +157,42 @@ class Dispatcher(Loop):
         for call in [call for table in self._sending.values() for call in table.values() if call is not None]:
             call.abort(why)
 
-    def _wants(self) -> list[tuple[Sender, int, bool]]:
+    def _free(self, sender: Sender) -> int:
+        return sender.concurrency - self._busy(sender.kind.name, sender.concurrency)
+
+    def _wants(self) -> list[Want]:
+        now = self.parts.database.clock.wall()
+        self._held = {name: at for name, at in self._held.items() if now < at <= now + HELD_MAX}
         return [
-            (sender, free, self.stalls.may_take_over(sender.policy.lease))
+            Want(
+                sender,
+                free,
+                None if (most := sender.concurrency_per_host) is None else HostRoom(most, dict(self._hosts[name])),
+                self.stalls.may_take_over(sender.policy.lease),
+            )
             for name, sender in self._senders.items()
-            if (free := sender.concurrency - self._busy(name, sender.concurrency)) > 0
+            if name not in self._held and (free := self._free(sender)) > 0
         ]
 
-    async def _claim(self, wants: list[tuple[Sender, int, bool]], token: str, asked: int) -> list[DispatchClaim]:
+    async def _claim(self, wants: list[Want], token: str, asked: int) -> list[DispatchClaim]:
         database = self.parts.database
         try:
             found = await database.atransact(claim_due, wants, token=token, asked=database.clock.wall())
         except CommitUnknown:
             self._unanswered = (token, asked)
             return await self._look_up(token)
-        self._unseen = any(one.unseen for one in found)
-        ended = [row for one in found for row in one.ended]
+        now = database.clock.wall()
+        again = {name: one.again_at for name, one in found.items() if one.again_at is not None}
+        self._more = any(at <= now for at in again.values())
+        # A hint: what is due for another host meanwhile waits no longer than that.
+        self._held = {name: min(at, now + HELD_MAX) for name, at in again.items() if at > now}
+        self._unseen = any(one.unseen for one in found.values())
+        ended = [row for one in found.values() for row in one.ended]
         for each in ended:
             count_end(self.parts, each)
         if ended:  # the next ones of their lanes may go
             self.parts.wakeups.announce(("turns", "sends", "timers"))
-        return [claim for one in found for claim in one.claims]
+        return [claim for one in found.values() for claim in one.claims]
 
     async def _look_up(self, token: str) -> list[DispatchClaim]:
         return await self.parts.database.aread(dispatch_claims.lookup, token)
@@ -160,6 +202,8 @@ class Dispatcher(Loop):
         sender = self.parts.registry.senders[claim.kind]
         self.parts.count("attempted")
         self._sending[sender.kind.name][claim.id] = None
+        if sender.concurrency_per_host is not None and claim.host is not None:
+            self._hosts[sender.kind.name][claim.host] += 1
         waited = self.parts.database.clock.monotonic() - asked
         if waited <= claim_margin(sender) and waited <= sender.policy.lease // 6:
             self._begin(claim, sender)
@@ -239,6 +283,8 @@ class Dispatcher(Loop):
 
     def _leave(self, claim: DispatchClaim, sender: Sender) -> None:
         self._sending[sender.kind.name].pop(claim.id, None)
+        if sender.concurrency_per_host is not None and claim.host is not None:
+            self._hosts[sender.kind.name] -= Counter({claim.host: 1})  # what has none left is not kept
         self._left.set()
 
     def _judge(self, claim: DispatchClaim, sender: Sender, result: CallResult) -> Settlement:
@@ -257,7 +303,16 @@ class Dispatcher(Loop):
             floor=floor,
             fraction=self.parts.entropy.fraction(),
             lane=claim.lane,
+            host=claim.host,
+            probe=claim.probe,
+            gate=gate_of(claim, result),
         )
+
+
+def gate_of(claim: DispatchClaim, result: CallResult) -> str:
+    """Which gate an unreachable destination closes: that of its host, if it has one, unless the sender says else."""
+    whole = isinstance(result, Raised) and isinstance(result.error, Unreachable) and result.error.whole_kind
+    return WHOLE_KIND if whole or claim.host is None else claim.host
 
 
 def _pairs(text: str) -> Mapping[str, str]:

@@ -26,13 +26,14 @@ from postroad.engine.declarations import (
     positive,
     put,
     put_sender,
+    rate_of,
     runnable,
 )
 from postroad.engine.notifying import notify
 from postroad.engine.tools import Tool
 from postroad.model.clock import span
 from postroad.model.dispatches import Alert, Dispatch
-from postroad.model.errors import InvalidInput, Refused, Span, shown
+from postroad.model.errors import InvalidInput, Span, shown
 from postroad.model.events import Event
 from postroad.model.kinds import Kind
 from postroad.model.payload import VERSION_MAX
@@ -69,7 +70,9 @@ class Handlers:
         lease: Span | None = None,
         retry: Retry = Retry.PATIENT,
         concurrency: int = 10,
+        concurrency_per_host: int | None = None,
         rate: float | None = None,
+        rate_per_host: float | None = None,
         on_failure: OnFailure = "event",
         on_unknown: OnUnknown = "resend",
         on_dead: OnDead = "block",
@@ -78,12 +81,16 @@ class Handlers:
         """Carries out dispatches of a kind. Sync (in a thread) or async. Returns Receipt, str or None: all success.
 
         `RetryLater` and any other exception mean another attempt by `retry`, `GiveUp` a dead letter,
-        `OutcomeUnknown` and our own timeout what `on_unknown` says.
+        `OutcomeUnknown` and our own timeout what `on_unknown` says, `Unreachable` that nothing was sent and others
+        need not try either: their attempts are saved.
 
         Args:
             timeout: How long an attempt may take.
             lease: How long a claim is ours; timeout + 5 s unless given, and always above timeout + 1.5 s.
             concurrency: How many at once in this process.
+            concurrency_per_host: Of these how many to one host, where `to` is an http or https URL.
+            rate: How many attempts may start in a second, over all processes; 0.5 is one every other second.
+            rate_per_host: The same for each host.
             on_failure: "event": a permanent failure comes back to its stream as an OUTCOME event; "alert": a
                 person is told, and the outcome is recorded without a decision.
             on_unknown: "resend", or "park" as a dead letter for a person to resolve.
@@ -91,8 +98,6 @@ class Handlers:
             dedup_window: How long the destination knows a key that it has seen; `postroad doctor` holds it against
                 how long attempts may go on.
         """
-        if rate is not None:
-            raise Refused("Rate limits are not available in this release.", field="rate")
         if dedup_window is not None:
             span(dedup_window, "dedup_window")
         known_kind(kind)  # at once: a bare `@post.sender` would declare nothing
@@ -102,6 +107,7 @@ class Handlers:
             runnable(fn, "sender")
             self._send_with(
                 kind, fn, timeout=timeout, lease=lease, retry=retry, concurrency=concurrency,
+                concurrency_per_host=concurrency_per_host, rate=rate, rate_per_host=rate_per_host,
                 on_failure=on_failure, on_unknown=on_unknown, on_dead=on_dead, dedup_window=window,
             )  # fmt: skip
             return fn
@@ -117,6 +123,9 @@ class Handlers:
         lease: Span | None = None,
         retry: Retry = Retry.PATIENT,
         concurrency: int = 10,
+        concurrency_per_host: int | None = None,
+        rate: float | None = None,
+        rate_per_host: float | None = None,
         on_failure: OnFailure = "event",
         on_unknown: OnUnknown = "resend",
         on_dead: OnDead = "block",
@@ -129,6 +138,7 @@ class Handlers:
         runnable(send, "transport")
         self._send_with(
             kind, send, timeout=timeout, lease=lease, retry=retry, concurrency=concurrency,
+            concurrency_per_host=concurrency_per_host, rate=rate, rate_per_host=rate_per_host,
             on_failure=on_failure, on_unknown=on_unknown, on_dead=on_dead,
             dedup_window=None if dedup_window is None else positive(dedup_window, "dedup_window"),
         )  # fmt: skip
@@ -142,6 +152,9 @@ class Handlers:
         lease: Span | None = None,
         retry: Retry = Retry.PATIENT,
         concurrency: int = 10,
+        concurrency_per_host: int | None = None,
+        rate: float | None = None,
+        rate_per_host: float | None = None,
         on_failure: OnFailure = "event",
         on_unknown: OnUnknown = "resend",
         on_dead: OnDead = "block",
@@ -150,6 +163,7 @@ class Handlers:
     ) -> None:
         known = known_kind(kind)
         limit = positive(timeout, "timeout")
+        per_host = None if concurrency_per_host is None else count(concurrency_per_host, "concurrency_per_host")
         policy = SendPolicy(
             kind=known.name,
             version=known.version,
@@ -158,10 +172,14 @@ class Handlers:
             on_failure=one_of(on_failure, ("event", "alert"), "on_failure"),
             park_unknown=one_of(on_unknown, ("resend", "park"), "on_unknown") == "park",
             on_dead=one_of(on_dead, ("block", "skip"), "on_dead"),
+            patience=check_retry(retry).horizon(limit) - limit,
+            rate=rate_of(rate, "rate"),
+            rate_per_host=rate_of(rate_per_host, "rate_per_host"),
         )
         declared = Sender(
             kind=known, fn=fn, timeout=limit, concurrency=count(concurrency, "concurrency"),
             on_unknown=on_unknown, policy=policy, dedup_window=dedup_window, default=default,
+            concurrency_per_host=per_host,
         )  # fmt: skip
         for name in known.names:
             put_sender(self._registry.senders, name, declared)

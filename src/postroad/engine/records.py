@@ -39,6 +39,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     destination: str
     body: str
     digest: str
+    host: str | None = None
 
 
 class Sending(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +76,7 @@ class Sending(msgspec.Struct, frozen=True, kw_only=True):
             origin=self.origin,
             keep=self.keep,
             lane=self.lane,
+            host=self.content.host,
             ack_required=int(self.ack),
         )
 

@@ -99,8 +99,10 @@ class Settler:
         ended = [one for one, end in zip(batch, settled, strict=False) if end.status != Status.PENDING]
         told = any(self._results[one.id, one.token].stream for one in ended)
         freed = any(one.lane is not None for one in ended)
+        # What a gate has held up may go: a probe has reached its destination.
+        opened = any(one.probe and one.result not in ("unreachable", "cut_short") for one in batch)
         died = any(one.status in (Status.DEAD_LETTER, Status.EXPIRED) for one in settled)
-        return {*(("turns",) if told else ()), *(("sends",) if freed else ()), *(("timers",) if died else ())}
+        return {*(("turns",) if told else ()), *(("sends",) if freed or opened else ()), *(("timers",) if died else ())}
 
     async def _settle_singly(self, batch: list[Settlement]) -> None:
         """One by one what the database has refused together: a result that it refuses must hold up no other.

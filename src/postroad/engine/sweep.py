@@ -4,7 +4,7 @@ from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger
 from postroad.model.clock import SECOND
 from postroad.model.retention import Retention
-from postroad.store import retention
+from postroad.store import rates, retention
 from postroad.store.retention import Place, Tally
 
 EVERY = 3_600 * SECOND
@@ -43,6 +43,8 @@ class Sweep:
         began = self._clock.monotonic()
         try:
             place = await self._piece(kept, began)
+            if place is None:
+                await self._parts.database.atransact(rates.forget)
         except Exception as error:
             self._parts.telemetry.emit("retention.error", error=error)
             logger.warning("retention: %s", error)

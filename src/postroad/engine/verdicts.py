@@ -7,7 +7,7 @@ from postroad.engine.calls import Aborted, CallResult, Raised, Returned, TimedOu
 from postroad.engine.declarations import Sender
 from postroad.model.clock import SECOND
 from postroad.model.dispatches import Receipt
-from postroad.model.errors import GiveUp, OutcomeUnknown, RetryLater
+from postroad.model.errors import GiveUp, OutcomeUnknown, RetryLater, Unreachable
 from postroad.model.lifecycle import Result
 from postroad.model.payload import encode, safe_error
 from postroad.model.retry import floor_of
@@ -32,6 +32,8 @@ def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, 
                 None,
                 0,
             )
+        case Raised(Unreachable() as error):
+            return "unreachable", _words(error), None, floor_of(error.after)
         case Raised(RetryLater() as error):
             return "failed", _words(error), None, floor_of(error.after)
         case Raised(GiveUp() as error):

@@ -49,6 +49,14 @@ class RetryLater(Verdict):
         self.after = after
 
 
+class Unreachable(RetryLater):
+    """The destination cannot be reached, and got nothing."""
+
+    def __init__(self, reason: str = "", *, after: Span | None = None, whole_kind: bool = False) -> None:
+        super().__init__(reason, after=after)
+        self.whole_kind = whole_kind
+
+
 class GiveUp(Verdict):
     """Trying again will not help."""
 

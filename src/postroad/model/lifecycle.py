@@ -26,6 +26,7 @@ class Reason(StrEnum):
     ENQUEUED = "dispatch.pending.enqueued"
     RETRY_BACKOFF = "dispatch.pending.retry_backoff"
     RELEASED = "dispatch.pending.released"
+    HELD = "dispatch.pending.held"
     OPERATOR_RETRY = "dispatch.pending.operator_retry"
     ATTEMPT = "dispatch.delivering.attempt"
     TRANSPORT_OK = "dispatch.delivered.transport_ok"
@@ -102,8 +103,8 @@ class TimerStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-# cut_short: we ended the attempt ourselves, because the process was told to end.
-Result = Literal["ok", "failed", "permanent", "unknown", "cut_short"]
+# cut_short: we ended the attempt ourselves, because the process was told to end. unreachable: nothing was sent.
+Result = Literal["ok", "failed", "permanent", "unknown", "cut_short", "unreachable"]
 
 
 class Next(msgspec.Struct, frozen=True):
@@ -125,12 +126,14 @@ def after_attempt(
     fraction: float,
     floor: int = 0,
     ack: bool = False,
+    patience: int = 0,
 ) -> Next:
     """What an attempt's result makes of its dispatch.
 
     `attempt` counts from 1 and includes this one; `fraction` is the jitter's draw; `floor` a Retry-After in
     microseconds. Both bounds hold, attempts and budget, whichever ends first. `ack`: what was sent waits for its
-    acknowledgement, after the last attempt too, for the whole delay; the next claim then sees to the bounds.
+    acknowledgement, after the last attempt too, for the whole delay; the next claim then sees to the bounds. What
+    could not reach its destination costs no attempt until that has gone on for `patience` (microseconds).
     """
     if result == "ok" and ack:
         return Next(Status.PENDING, Reason.TRANSPORT_OK, retry.bound(attempt))
@@ -142,6 +145,8 @@ def after_attempt(
         return Next(Status.DEAD_LETTER, Reason.PERMANENT)
     if result == "unknown":
         return Next(Status.DEAD_LETTER, Reason.UNKNOWN_OUTCOME)
+    if result == "unreachable" and now - first_attempt_at <= patience:
+        return Next(Status.PENDING, Reason.HELD, 0)
     if attempt >= attempts_max:
         return Next(Status.DEAD_LETTER, Reason.MAX_ATTEMPTS)
     delay = retry.delay(attempt, fraction, floor)

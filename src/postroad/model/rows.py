@@ -3,6 +3,7 @@
 Times are microseconds since 1970 UTC, lengths of time microseconds, payloads their exact JSON text.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -66,6 +67,7 @@ class NewDispatch(msgspec.Struct, frozen=True, kw_only=True):
     keep: bool = False
     lane: str | None = None
     ack_required: int = 0
+    host: str | None = None
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -220,12 +222,16 @@ class DispatchClaim(msgspec.Struct, frozen=True, kw_only=True):
     possible_duplicate: bool
     lane: str | None = None
     ack_required: bool = False
+    host: str | None = None
+    probe: bool = False
 
 
 class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How a kind's dispatches are claimed and settled by the app that sends them; `version` is the newest it knows.
 
-    `on_dead`: whether a dead letter holds up its lane until a person decides.
+    `on_dead`: whether a dead letter holds up its lane until a person decides. `patience`: for how long after its first
+    attempt a dispatch costs none while its destination cannot be reached. `rate` and `rate_per_host`: attempts a
+    second over all processes.
     """
 
     kind: str
@@ -235,12 +241,28 @@ class SendPolicy(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: Literal["event", "alert"] = "event"
     park_unknown: bool = False
     on_dead: Literal["block", "skip"] = "block"
+    patience: int = 0
+    rate: float | None = None
+    rate_per_host: float | None = None
+
+
+class HostRoom(msgspec.Struct, frozen=True):
+    """How many dispatches a claimant can send to one host at once, and how many it is sending to each."""
+
+    most: int
+    busy: Mapping[str, int] = {}
+
+    def of(self, host: str) -> int:
+        """How many more it can send to a host."""
+        return max(0, self.most - self.busy.get(host, 0))
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt's result, to be settled under its token. `floor`: no retry sooner than that; `fraction`: jitter.
 
-    `epoch` is the claim's; it matters if an operator's retry has begun a new one since. None: the row's.
+    `epoch` is the claim's; it matters if an operator's retry has begun a new one since. None: the row's. `probe`: it
+    was the attempt by which a gate is tried. `gate`: which one an unreachable destination closes: '' its kind's, or
+    its host's.
     """
 
     id: str
@@ -254,6 +276,9 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     fraction: float = 1.0
     epoch: int | None = None
     lane: str | None = None
+    host: str | None = None
+    probe: bool = False
+    gate: str = ""
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -268,12 +293,14 @@ class Settled(msgspec.Struct, frozen=True):
 class ClaimedDispatches(msgspec.Struct, frozen=True):
     """What one pass of claiming came to: what may be sent now, and what was ended instead.
 
-    `unseen`: dispatches have joined lanes that a dispatcher must still look at (see `lanes.promote`).
+    `unseen`: dispatches have joined lanes that a dispatcher must still look at (see `lanes.promote`). `again_at`: a
+    rate holds back some that are due, until then.
     """
 
     claims: list[DispatchClaim]
     ended: list[Settled]
     unseen: bool = False
+    again_at: int | None = None
 
 
 class NewTransition(msgspec.Struct, frozen=True, kw_only=True):

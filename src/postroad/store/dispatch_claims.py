@@ -7,21 +7,20 @@ import msgspec
 from sqlalchemy import Connection
 
 from postroad.model.failpoints import failpoint
+from postroad.model.gates import WHOLE_KIND
 from postroad.model.lifecycle import Reason, Status, budget_spent
 from postroad.model.rows import (
     ClaimedDispatches,
     DispatchClaim,
     Hold,
+    HostRoom,
     NewTransition,
     SendPolicy,
     Settled,
 )
-from postroad.store import dialects, moves, settle, transitions
+from postroad.store import dialects, gates, moves, ready, settle, transitions
+from postroad.store.ready import Due
 from postroad.store.statements import Statement, as_json
-
-_COLUMNS = moves.COLUMNS + ", o.version, o.body, o.headers, o.origin, o.created_at"
-# Whoever finds something due is told so of lanes too; whoever finds nothing has to look.
-_UNSEEN = "(SELECT 1 FROM {p}lane_members AS m WHERE m.kind = :kind AND m.fresh = 1 LIMIT 1) AS unseen"
 
 # "Unfinished" is said as the index says it: SQLite uses a partial index for nothing else. A claim whose lease
 # is over is due like any other. A scalar subquery: EXISTS may be planned as a join that reads all of it.
@@ -35,16 +34,6 @@ SELECT value AS kind, head FROM (
     ) AS head FROM {list:kinds}
 ) AS heads WHERE head IS NOT NULL ORDER BY head
 """)
-
-# Rows are chosen and locked here and changed by their ids in a later statement: as one statement, a plan may
-# run the choice again for each row and claim more than the limit. Rows that newer code has written are left to it:
-# in a rolling update, or after one is taken back, older code could only spend their attempts.
-_DUE = Statement(
-    "SELECT " + _COLUMNS + ", " + _UNSEEN + " FROM {p}outbox AS o "
-    "WHERE o.kind = :kind AND o.status IN ('pending', 'delivering') AND o.due_at <= :now "
-    "AND (:takeover = 1 OR o.status = 'pending') AND o.version <= :version "
-    "ORDER BY o.due_at LIMIT :limit {skip_locked}"
-)
 
 _CLAIM = Statement("""
 UPDATE {p}outbox
@@ -61,21 +50,10 @@ ORDER BY holds.ord
 """)
 
 _BY_TOKEN = Statement(
-    "SELECT " + _COLUMNS + " FROM {p}outbox AS o "
+    "SELECT " + ready.COLUMNS + ", " + gates.PROBED + " FROM {p}outbox AS o "
     "WHERE o.status IN ('pending', 'delivering') AND o.due_at IS NOT NULL AND o.claim_token = :token "
     "ORDER BY o.due_at, o.id"
 )
-
-
-class Due(moves.Standing, frozen=True, kw_only=True):
-    """A dispatch that is due, with what its sender needs."""
-
-    version: int
-    body: str
-    headers: str
-    origin: str
-    created_at: int
-    unseen: int | None = None
 
 
 def due_kinds(conn: Connection, kinds: Sequence[str], *, takeover: bool, now: int) -> list[str]:
@@ -99,10 +77,13 @@ def claim(
     names: Sequence[str],
     token: str,
     limit: int,
+    room: HostRoom | None = None,
     takeover: bool = True,
     now: int,
 ) -> ClaimedDispatches:
     """Claim at most `limit` due dispatches of a kind, stored under any of its `names`, oldest due time first.
+
+    Where a gate, a rate or the `room` of a host holds some back, the oldest of each host come first.
 
     Those that were written in a newer version of the kind than the policy's are left to newer code.
 
@@ -111,36 +92,58 @@ def claim(
     lost or has waited in vain for an acknowledgement, or its budget is spent. `takeover` False leaves claims
     alone whose lease is over.
     """
-    rows = _due(conn, policy, names, limit=limit, takeover=takeover, now=now)
+    found = _due(conn, policy, names, limit, room=room, takeover=takeover, now=now)
+    rows = found.rows
     failpoint("dispatch.selected")
     unseen = any(row.unseen for row in rows)
     over = {row.id: move for row in rows if (move := _end(row, policy, now=now)) is not None}
     ended = [over[row.id] for row in moves.endable(conn, [row for row in rows if row.id in over])]
-    claimed = [row for row in rows if row.id not in over]
+    left = [row for row in rows if row.id not in over]
+    claimed, probes = _probes(conn, left, found.closed, policy, token=token, now=now)
     moves.apply(conn, ended, now=now)
     if claimed:
         _start(conn, claimed, policy, token=token, now=now)
     return ClaimedDispatches(
-        [_claim_of(_started(row, policy, token=token, now=now)) for row in claimed],
+        [_claim_of(_started(row, policy, token=token, now=now), probe=row.id in probes) for row in claimed],
         [Settled(move.row.id, move.to, move.reason, False) for move in ended],
         unseen,
+        found.again_at,
     )
 
 
 def _due(
-    conn: Connection, policy: SendPolicy, names: Sequence[str], *, limit: int, takeover: bool, now: int
-) -> list[Due]:
+    conn: Connection,
+    policy: SendPolicy,
+    names: Sequence[str],
+    limit: int,
+    *,
+    room: HostRoom | None,
+    takeover: bool,
+    now: int,
+) -> ready.Ready:
     """Due rows, locked. Of several names the one that has waited longest comes first: none starves."""
     dialects.distrust_statistics(conn)
     if len(names) > 1:
         names = due_kinds(conn, names, takeover=takeover, now=now)
-    rows: list[Due] = []
-    for name in names:
-        if len(rows) < limit:
-            left = limit - len(rows)
-            found = _DUE(conn, kind=name, limit=left, takeover=int(takeover), version=policy.version, now=now)
-            rows.extend(found.into(Due))
-    return rows
+    return ready.find(conn, policy, names, limit, room=room, takeover=takeover, now=now)
+
+
+def _probes(
+    conn: Connection, rows: Sequence[Due], closed: frozenset[str], policy: SendPolicy, *, token: str, now: int
+) -> tuple[list[Due], set[str]]:
+    """Those of these rows that may be sent, and the ids of those that are probes: they have taken their gates."""
+    if not closed:
+        return list(rows), set()
+    sent: list[Due] = []
+    probes: set[str] = set()
+    for row in rows:
+        concerned = {WHOLE_KIND, row.host or WHOLE_KIND} & closed
+        if not concerned:
+            sent.append(row)
+        elif gates.take(conn, policy.kind, sorted(concerned), token=token, until=now + policy.lease, now=now):
+            sent.append(row)
+            probes.add(row.id)
+    return sent, probes
 
 
 def _end(row: Due, policy: SendPolicy, *, now: int) -> moves.Move | None:
@@ -207,7 +210,7 @@ def _started(row: Due, policy: SendPolicy, *, token: str, now: int) -> Due:
     )
 
 
-def _claim_of(row: Due) -> DispatchClaim:
+def _claim_of(row: Due, *, probe: bool) -> DispatchClaim:
     """The claim that a claimed row stands for: its CHECK and the claim itself have set all these fields."""
     assert row.claim_token is not None
     assert row.due_at is not None
@@ -234,6 +237,8 @@ def _claim_of(row: Due) -> DispatchClaim:
         possible_duplicate=row.attempt > 1 or row.epoch > 0,
         lane=row.lane,
         ack_required=bool(row.ack_required),
+        host=row.host,
+        probe=probe,
     )
 
 
@@ -256,4 +261,4 @@ def recheck(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
 
 def lookup(conn: Connection, token: str) -> list[DispatchClaim]:
     """What was claimed under a token, for a claimant that lost the answer to its COMMIT."""
-    return [_claim_of(row) for row in _BY_TOKEN(conn, token=token).into(Due)]
+    return [_claim_of(row, probe=row.probed is not None) for row in _BY_TOKEN(conn, token=token).into(Due)]

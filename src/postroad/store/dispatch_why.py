@@ -20,7 +20,7 @@ LEFT JOIN {p}outbox AS o ON o.id = first.dispatch
 WHERE own.dispatch = :id ORDER BY first.number LIMIT 1
 """)
 _GATE = Statement("""
-SELECT host, until, reason FROM {p}gates
+SELECT host, until, reason, probe FROM {p}gates
 WHERE kind = :kind AND host IN ('', :host) AND until > :now ORDER BY until DESC LIMIT 1
 """)
 _LAST_WORD = Statement("""
@@ -94,8 +94,11 @@ def _held(conn: Connection, row: Row, *, now: int) -> str:
     gate = _GATE(conn, kind=row.kind, host=row.host or "", now=now).one_or_none()
     if gate is None:
         return ""
-    what = f"host {gate.host} of kind {row.kind}" if gate.host else f"kind {row.kind}"
-    return f"All sends of {what} are held until {_at(gate.until)}{f': {gate.reason}' if gate.reason else ''}."
+    what = f"to host {gate.host} of kind {row.kind}" if gate.host else f"of kind {row.kind}"
+    said = f": {gate.reason}" if gate.reason else ""
+    if gate.probe is not None:
+        return f"All sends {what} are held while one of them is tried{said}."
+    return f"All sends {what} are held until one of them is tried at {_at(gate.until)}{said}."
 
 
 def _not_taken(row: Row, takes: Takes | None, *, now: int) -> str:

@@ -24,7 +24,8 @@ _SENDS = Statement("""
     SELECT (SELECT o.due_at FROM {p}outbox AS o
             WHERE o.kind = value AND o.status IN ('pending', 'delivering') AND o.due_at IS NOT NULL
             ORDER BY o.due_at LIMIT 1) AS head,
-    (SELECT 0 FROM {p}lane_members AS m WHERE m.kind = value AND m.fresh = 1 LIMIT 1) AS unseen
+    (SELECT 0 FROM {p}lane_members AS m WHERE m.kind = value AND m.fresh = 1 LIMIT 1) AS unseen,
+    (SELECT g.until FROM {p}gates AS g WHERE g.kind = value AND g.host = '') AS gate
     FROM {list:kinds}
 """)
 _MOMENTS = Statement("""
@@ -43,9 +44,12 @@ def streams(conn: Connection, types: Sequence[str]) -> int | None:
 def sends(conn: Connection, kinds: Sequence[str]) -> int | None:
     """The earliest time at which a dispatch of one of these kinds may be sent or taken over; None: none is to come.
 
-    At once (0) if some have joined lanes that no dispatcher has seen.
+    At once (0) if some have joined lanes that no dispatcher has seen. Not before the gate of their kind is tried again.
     """
-    return _earliest(conn, _SENDS, kinds=as_json(kinds))
+    dialects.distrust_statistics(conn)
+    rows = _SENDS(conn, kinds=as_json(kinds)).all()
+    heads = [max(row.head, row.gate or 0) for row in rows if row.head is not None]
+    return min(heads + [row.unseen for row in rows if row.unseen is not None], default=None)
 
 
 def moments(conn: Connection) -> int | None:

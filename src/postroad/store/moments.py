@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-import msgspec
 from sqlalchemy import Connection
 
-from postroad.store.statements import Statement
+from postroad.store.statements import Statement, as_json
 
 _NEXT = Statement("""
     SELECT min(at) FROM (
@@ -13,6 +12,10 @@ _NEXT = Statement("""
         UNION ALL
         SELECT min(due_at) FROM {p}outbox
         WHERE status IN ('pending', 'delivering') AND due_at > :after AND kind IN (SELECT value FROM {list:kinds})
+        UNION ALL
+        SELECT min(until) FROM {p}gates WHERE until > :after AND kind IN (SELECT value FROM {list:kinds2})
+        UNION ALL
+        SELECT min(next_at) FROM {p}rates WHERE next_at > :after AND kind IN (SELECT value FROM {list:kinds3})
         UNION ALL
         SELECT min(expires_at) FROM {p}outbox
         WHERE status IN ('pending', 'delivering') AND expires_at > :after
@@ -34,11 +37,13 @@ _WAITING_EVENTS = Statement("SELECT count(*) FROM {p}inbox WHERE reason IS NULL"
 
 
 def next_moment(conn: Connection, *, kinds: Sequence[str], types: Sequence[str], after: int) -> int | None:
-    """The earliest time later than `after` at which a timer, a dispatch of these kinds or a stream is due."""
-    streams = msgspec.json.encode(list(types)).decode()
-    found = _NEXT(
-        conn, kinds=msgspec.json.encode(list(kinds)).decode(), types=streams, types2=streams, after=after
-    ).scalar_one()
+    """The earliest time later than `after` at which a timer, a dispatch of these kinds or a stream is due.
+
+    Or may be tried again, where a gate or a rate holds back what is due.
+    """
+    sends, streams = as_json(list(kinds)), as_json(list(types))
+    listed = {"kinds": sends, "kinds2": sends, "kinds3": sends, "types": streams, "types2": streams}
+    found = _NEXT(conn, **listed, after=after).scalar_one()
     return None if found is None else int(found)
 
 

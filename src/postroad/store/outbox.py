@@ -19,13 +19,13 @@ INSERT_TRIES = 5
 _INSERT = Statement("""
 INSERT INTO {p}outbox
     (id, key, stream, kind, version, destination, body, headers, policy, status, attempt, max_attempts, epoch,
-     due_at, expires_at, content_hash, origin, lane, ack_required, created_at, updated_at)
+     due_at, expires_at, content_hash, origin, lane, host, ack_required, created_at, updated_at)
 SELECT new.id, new.key, new.stream, new.kind, new.version, new.destination, new.body, new.headers, new.on_failure,
        'pending', 0, new.max_attempts, 0, CASE WHEN new.lane IS NULL THEN new.due_at END, new.expires_at,
-       new.content_hash, new.origin, new.lane, new.ack_required, :now, :now
+       new.content_hash, new.origin, new.lane, new.host, new.ack_required, :now, :now
 FROM {rows:new(id text, key text, stream text, kind text, version int, destination text, body text,
                headers text, on_failure text, max_attempts int, due_at int, expires_at int, content_hash text,
-               origin text, lane text, ack_required int)}
+               origin text, lane text, host text, ack_required int)}
 WHERE true
 ORDER BY new.key, new.ord
 ON CONFLICT (key) DO NOTHING

@@ -9,7 +9,7 @@ from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import Next, Reason, Result, Status, after_attempt
 from postroad.model.payload import PAYLOAD_BYTES_MAX, safe_error
 from postroad.model.rows import Settled, Settlement
-from postroad.store import dialects, moves
+from postroad.store import dialects, gates, moves
 from postroad.store.statements import Statement, as_json
 
 # A delivering one expires only when its lease is over: until then its sender may still be sending.
@@ -27,6 +27,7 @@ _SAID: dict[Result, str] = {
     "permanent": "failed for good",
     "unknown": "may have arrived",
     "cut_short": "was cut short",
+    "unreachable": "could not reach its destination",
 }
 
 
@@ -74,6 +75,7 @@ def settle(
         # The same dispatch once more in this call: its claim is over by now.
         standing[each.id] = msgspec.structs.replace(row, status=move.to, claim_token=None) if fresh else row
     moves.apply(conn, made, now=now)
+    gates.settle(conn, [each for each, end in zip(settlements, settled, strict=True) if not end.stale], now=now)
     return settled
 
 
@@ -90,7 +92,9 @@ def _ended(row: moves.Standing, each: Settlement, *, now: int) -> moves.Move:
         fraction=each.fraction,
         floor=each.floor,
         ack=bool(row.ack_required),
+        patience=each.policy.patience,
     )
+    held = following.reason is Reason.HELD
     summary, error = _said(f"attempt {row.attempt} of {attempts_max} {_SAID[each.result]}", each)
     if row.ack_required and each.result == "ok":
         summary += ", not acknowledged yet"
@@ -98,12 +102,13 @@ def _ended(row: moves.Standing, each: Settlement, *, now: int) -> moves.Move:
         row,
         following.status,
         following.reason,
-        summary,
+        f"attempt {row.attempt} does not count, nothing was sent: {error}" if held else summary,
         due_at=_due(following, now=now),
         error=error,
         receipt=row.receipt if each.receipt is None else safe_error(each.receipt, PAYLOAD_BYTES_MAX),
         on_failure=each.policy.on_failure,
         blocks=each.policy.on_dead == "block",
+        attempt=row.attempt - 1 if held else row.attempt,
         # A deployment costs no attempt: this one counts, and one more is allowed.
         max_attempts=attempts_max + 1 if each.result == "cut_short" else row.max_attempts,
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from postroad.surfaces import dispatch_commands
+from postroad.surfaces import dispatch_commands, gate_commands
 from postroad.surfaces.options import DatabaseOption, JsonOption, LimitOption, SchemaOption
 from postroad.surfaces.output import WrongUse, reporting, say, show_json, show_wrong_use
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 streams = typer.Typer(help="Look at streams.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(streams, name="stream")
 app.add_typer(dispatch_commands.app, name="dispatch")
+app.add_typer(gate_commands.app, name="gate")
 
 BundledOption = Annotated[
     bool, typer.Option("--bundled-sqlite", help="Use the SQLite of the pysqlite3 wheel in this process.")

@@ -164,7 +164,7 @@ def retry_dispatches(
         chosen = _chosen(which, wanted)
         span = _length(expires)
         change(lambda d: d.retry(
-            chosen, actor=_actor(actor), reason=reason, force=force, expires=span, rate=rate, dry_run=dry_run
+            chosen, actor=actor_of(actor), reason=reason, force=force, expires=span, rate=rate, dry_run=dry_run
         ))  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def replay_dispatch(
     """Send what a finished dispatch says once more, as a new dispatch that names the old one."""
     with _changing(name, database, schema, as_json=as_json) as change:
         span = _length(expires)
-        change(lambda d: d.replay(name, actor=_actor(actor), reason=reason, key=key, expires=span))
+        change(lambda d: d.replay(name, actor=actor_of(actor), reason=reason, key=key, expires=span))
 
 
 @app.command("resolve")
@@ -209,7 +209,7 @@ def resolve_dispatch(
         (how,) = asked
         span = _length(expires)
         change(lambda d: d.resolve(
-            name, how.value, actor=_actor(actor), reason=reason, force=force, expires=span
+            name, how.value, actor=actor_of(actor), reason=reason, force=force, expires=span
         ))  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def withdraw_dispatches(
     with _changing(which, database, schema, as_json=as_json, dry_run=dry_run) as change:
         wanted = _filter(status, kind, to, key=key, reason=reason_code, origin=origin, since=since, before=before)
         chosen = _chosen(which, wanted)
-        change(lambda d: d.withdraw(chosen, actor=_actor(actor), reason=reason, dry_run=dry_run))
+        change(lambda d: d.withdraw(chosen, actor=actor_of(actor), reason=reason, dry_run=dry_run))
 
 
 @app.command("purge")
@@ -265,7 +265,7 @@ def purge_dispatches(
         wanted = _filter(status, kind, to, key=key, reason=reason_code, origin=origin, since=since, before=before)
         chosen = _chosen(which, wanted)
         change(lambda d: d.purge(
-            chosen, actor=_actor(actor), reason=reason, force=force, history=history, dry_run=dry_run
+            chosen, actor=actor_of(actor), reason=reason, force=force, history=history, dry_run=dry_run
         ))  # fmt: skip
 
 
@@ -345,7 +345,8 @@ def _chosen(which: str | None, wanted: "DispatchFilter") -> "str | DispatchFilte
     return wanted if which is None else which
 
 
-def _actor(given: str | None) -> str:
+def actor_of(given: str | None) -> str:
+    """Who acts: as the option says, or else the login name; WrongUse if that is not known."""
     if given is not None:
         return given
     try:

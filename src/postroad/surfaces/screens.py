@@ -7,6 +7,7 @@ from typing import Any
 from postroad.model.dispatches import Changed, DispatchRow
 from postroad.store.status import Bounded, Snapshot
 from postroad.surfaces.dispatch_reading import DispatchView
+from postroad.surfaces.gate_reading import GateView
 from postroad.surfaces.output import length, say, say_lines, say_title, show_table, when
 from postroad.surfaces.reading import StreamView
 
@@ -64,6 +65,19 @@ def _counted(title: str, counts: dict[str, int]) -> None:
         say_title(title)
         most_first = sorted(counts.items(), key=lambda item: item[1], reverse=True)
         show_table(("", ""), most_first)
+
+
+def gates(found: Sequence[GateView]) -> None:
+    """The closed gates."""
+    if not found:
+        say("(every gate is open)")
+        return
+    rows = [
+        (gate.kind, gate.host or "(the whole kind)", when(gate.closed_at), gate.failures,
+         "now" if gate.probing else when(gate.until), gate.reason)
+        for gate in found
+    ]  # fmt: skip
+    show_table(("kind", "host", "closed", "tried in vain", "next attempt", "reason"), rows)
 
 
 def stream(found: StreamView) -> None:

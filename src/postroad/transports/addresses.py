@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-from postroad.model.errors import GiveUp, RetryLater
+from postroad.model.errors import GiveUp, Unreachable
 
 URL_CHARS_MAX = 2_048
 HOST_CHARS_MAX = 253
@@ -145,15 +145,15 @@ async def resolve(where: Destination, policy: AddressPolicy, resolver: Resolver)
 
     Raises:
         GiveUp: One of them is not allowed; the text names its class.
-        RetryLater: There is none just now.
+        Unreachable: There is none just now.
     """
     try:
         texts = list(dict.fromkeys(await resolver(where.host, where.port)))
         addresses = [ip_address(text) for text in texts]
     except (OSError, ValueError) as error:  # ValueError: no address, or a name that cannot be looked up
-        raise RetryLater(f"{where.authority} could not be resolved: {error}") from None
+        raise Unreachable(f"{where.authority} could not be resolved: {error}") from None
     if not addresses:
-        raise RetryLater(f"{where.authority} has no address")
+        raise Unreachable(f"{where.authority} has no address")
     for address in addresses:
         if name := policy.refusal(address):
             raise GiveUp(f"{where.authority} leads to an address that is not allowed ({name})")

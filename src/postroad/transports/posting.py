@@ -36,6 +36,7 @@ class Posting:
     Attributes:
         until: The event loop's time at which its caller ends it.
         doing: What it is at.
+        reaching: Whether it has come so far that only its destination can be the cause of a failure.
         begun: Something was handed to the connection, so that the destination may have got it.
     """
 
@@ -43,6 +44,7 @@ class Posting:
         self.where = where
         self.until = until
         self.doing = "preparing it"
+        self.reaching = False
         self.begun = False
 
     async def post(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from postroad.model.clock import SECOND, moment
 from postroad.model.dispatches import Dispatch, Receipt
-from postroad.model.errors import GiveUp, InvalidInput, OutcomeUnknown, RetryLater, shown
+from postroad.model.errors import GiveUp, InvalidInput, OutcomeUnknown, RetryLater, Unreachable, shown
 from postroad.model.payload import callable_, whole
 from postroad.transports import signing
 from postroad.transports.addresses import AddressPolicy, Resolver, destination, resolve, system_resolver
@@ -88,6 +88,7 @@ class Webhook:
 
         Raises:
             RetryLater: It failed, or was refused for now; `after` is what the destination asked for, 24 h at most.
+            Unreachable: There was no connection to its host, so that nobody else need try it now.
             GiveUp: The destination is not allowed, or it answered 410.
             OutcomeUnknown: It may have arrived.
         """
@@ -109,7 +110,7 @@ class Webhook:
         body = envelope(dispatch)
         keys = await self._keys_for(dispatch)
         signed = signing.signed_headers(keys, dispatch.id, timestamp=now // SECOND, body=body)
-        posting.doing = "resolving the host"
+        posting.doing, posting.reaching = "resolving the host", True
         addresses = await resolve(posting.where, self._policy, self._resolver)
         tls = self._tls if posting.where.scheme == "https" else None
         headers = {**_beside(dispatch), **self._headers, **signed}
@@ -154,7 +155,9 @@ def _beside(dispatch: Dispatch[Any]) -> dict[str, str]:
 def _ended(posting: "Posting", why: str) -> RetryLater | OutcomeUnknown:
     """What an exchange without an answer came to."""
     said = f"{posting.where.authority}: {why} while {posting.doing}"
-    return OutcomeUnknown(said) if posting.begun else RetryLater(said)
+    if posting.begun:
+        return OutcomeUnknown(said)
+    return Unreachable(said) if posting.reaching else RetryLater(said)
 
 
 def verdict(answer: "Answer", who: str, now: datetime) -> Receipt:

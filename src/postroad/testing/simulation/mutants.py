@@ -184,7 +184,7 @@ def sends_before_commit() -> Iterator[None]:
 
         def look(conn: Any, *, now: int) -> None:
             found = dispatcher.claim_due(conn, wants, token=token, asked=now, now=now)
-            seen.extend(each for one in found for each in one.claims)
+            seen.extend(each for one in found.values() for each in one.claims)
             raise _Undone
 
         with suppress(_Undone):

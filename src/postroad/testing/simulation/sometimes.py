@@ -9,9 +9,16 @@ from postroad.testing.simulation.history import History, grouped
 from postroad.testing.simulation.ledger import Answer
 from postroad.testing.simulation.workload import REPLACED
 
-# Reached by operators and by acknowledgements, which the simulated programs have none of.
+# Reached by operators, by acknowledgements and at gates, which the simulated programs have none of.
 _ELSEWHERE = frozenset(
-    {Reason.OPERATOR_RETRY, Reason.ACKED, Reason.ACK_TIMEOUT, Reason.RESOLVED_SENT, Reason.RESOLVED_DISCARDED}
+    {
+        Reason.HELD,
+        Reason.OPERATOR_RETRY,
+        Reason.ACKED,
+        Reason.ACK_TIMEOUT,
+        Reason.RESOLVED_SENT,
+        Reason.RESOLVED_DISCARDED,
+    }
 )
 # Nor is anything purged there.
 _REACHED_ELSEWHERE = frozenset(

@@ -1,0 +1,371 @@
+"""What gates and rates promise: what is down is left alone but for probes, what is not goes on, limits are kept.
+
+It cannot catch a plan that walks what a gate holds back; the plan tests look at that.
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import Connection
+
+from postroad.model import gates as model
+from postroad.model.clock import SECOND, FakeClock
+from postroad.model.rows import DispatchClaim, HostRoom, NewDispatch
+from postroad.store import dispatch_claims, dispatch_why, gates, rates, settle
+from postroad.store.audit import Operator
+from postroad.store.database import Database
+from postroad.testing.contracts.dispatches import (
+    LEASE,
+    POLICY,
+    Run,
+    Waiting,
+    alerts,
+    another,
+    claim,
+    dispatch,
+    enqueue,
+    history,
+    hold,
+    in_threads,
+    outbox_rows,
+    settlement,
+)
+
+BY = Operator(actor="ann", reason="it is back")
+PATIENT = msgspec.structs.replace(POLICY, patience=3_600 * SECOND)
+
+
+def to(number: int, host: str | None, **changes: Any) -> NewDispatch:
+    """A dispatch to a host."""
+    return dispatch(number, host=host, destination=f"https://{host}/{number}" if host else "ann", **changes)
+
+
+def down(run: Run, held: DispatchClaim, *, gate: str | None = None, error: str = "refused", **more: Any) -> None:
+    """Settle an attempt that could not reach its destination."""
+    given = {"policy": PATIENT, "host": held.host, "probe": held.probe, "fraction": 0.0, **more}
+    run(settle.settle, [settlement(held, "unreachable", error=error, gate=held.host or "" if gate is None else gate,
+                                   **given)])  # fmt: skip
+
+
+def ended(run: Run, held: DispatchClaim, result: Any = "ok") -> None:
+    run(settle.settle, [settlement(held, result, policy=PATIENT, host=held.host, probe=held.probe)])
+
+
+def keys(claims: list[DispatchClaim]) -> list[str]:
+    return [each.key for each in claims]
+
+
+def closed(run: Run) -> list[tuple[str, str, int]]:
+    """(kind, host, failures) of the closed gates."""
+    return [(row.kind, row.host, row.failures) for row in run(gates.list_)]
+
+
+def wait(clock: FakeClock, length: int) -> None:
+    clock.advance(length / SECOND)
+
+
+class GateContract:
+    """What is down costs no attempts."""
+
+    def test_an_unreachable_destination_costs_no_attempt(self, run: Run) -> None:
+        """The dispatch is pending as if it had not been tried, says why, and its host's gate is closed."""
+        enqueue(run, to(1, "a.example"))
+        (held,) = claim(run)
+        down(run, held)
+        (row,) = run(outbox_rows)
+        assert (row.status, row.attempt, row.last_error, row.claim_token) == ("pending", 0, "refused", None)
+        assert run(history)[-1] == ("delivering", "pending", "dispatch.pending.held")
+        assert closed(run) == [("mail", "a.example", 1)]
+        assert run(alerts) == [("gate.closed", "mail a.example")]
+        assert "held until" in run(dispatch_why.why, row.id)
+
+    def test_a_closed_host_holds_up_no_other(self, run: Run) -> None:
+        """Only what goes to the host that is down waits; other hosts, and what has no host, goes on."""
+        enqueue(run, to(1, "a.example"), to(2, "a.example"), to(3, "b.example"), to(4, None))
+        (held,) = claim(run, limit=1)
+        down(run, held)
+        assert sorted(keys(claim(run))) == ["key/3", "key/4"]
+        assert claim(run, token="t2") == []
+
+    def test_a_closed_kind_holds_up_all_of_it_and_no_other(self, run: Run) -> None:
+        """Where the kind as a whole is down, nothing of it goes to any host."""
+        enqueue(run, to(1, "a.example"), to(2, "b.example"), to(3, None), dispatch(4, kind="sms"))
+        (held,) = claim(run, limit=1)
+        down(run, held, gate=model.WHOLE_KIND)
+        assert closed(run) == [("mail", "", 1)]
+        assert claim(run) == []
+        sms = msgspec.structs.replace(POLICY, kind="sms")
+        assert keys(claim(run, policy=sms, names=["sms"])) == ["key/4"]
+
+    @pytest.mark.parametrize("host", ["a.example", None])
+    def test_one_probe_at_a_time(self, run: Run, clock: FakeClock, host: str | None) -> None:
+        """Once the time has come one dispatch is tried; until its lease is over nobody else tries."""
+        enqueue(run, *[to(n, host) for n in range(1, 6)])
+        (held,) = claim(run, limit=1)
+        down(run, held)
+        wait(clock, model.FIRST)
+        (probe,) = claim(run)
+        assert probe.probe
+        assert claim(run, token="t2") == []
+        wait(clock, LEASE - 1)
+        assert claim(run, token="t3") == []
+        wait(clock, 1)
+        assert len(claim(run, token="t4")) == 1
+
+    @pytest.mark.parametrize("result", ["ok", "failed", "permanent", "unknown"])
+    def test_a_probe_that_arrives_opens_the_gate(self, run: Run, clock: FakeClock, result: str) -> None:
+        """Whatever the destination said: it is there, and all that waited goes."""
+        enqueue(run, *[to(n, "a.example") for n in range(1, 6)])
+        (held,) = claim(run, limit=1)
+        down(run, held)
+        wait(clock, model.FIRST)
+        (probe,) = claim(run)
+        ended(run, probe, result)
+        assert closed(run) == []
+        assert len(claim(run, token="t2")) == 4
+
+    def test_probes_become_rarer(self, run: Run, clock: FakeClock) -> None:
+        """Each probe in vain keeps the gate closed for twice as long, a minute at most; people are told once."""
+        enqueue(run, *[to(n, "a.example") for n in range(1, 4)])
+        (held,) = claim(run, limit=1)
+        down(run, held)
+        for failures in range(1, 10):
+            (gate,) = run(gates.list_)
+            length = gate.until - clock.wall()
+            assert length == min(SECOND << (failures - 1), 60 * SECOND) // 2
+            wait(clock, length - 1)
+            assert claim(run, token=f"early{failures}") == []
+            wait(clock, 1)
+            (probe,) = claim(run, token=f"probe{failures}")
+            down(run, probe, error=f"still {failures}")
+        assert closed(run) == [("mail", "a.example", 10)]
+        assert run(alerts) == [("gate.closed", "mail a.example")]
+
+    def test_the_destination_says_when_to_come_again(self, run: Run, clock: FakeClock) -> None:
+        """What an attempt was told to wait for is waited for."""
+        enqueue(run, to(1, "a.example"))
+        (held,) = claim(run)
+        down(run, held, floor=300 * SECOND)
+        (gate,) = run(gates.list_)
+        assert gate.until == clock.wall() + 300 * SECOND
+
+    def test_what_was_under_way_counts_once(self, run: Run, clock: FakeClock) -> None:
+        """Of ten attempts that find the host down together the gate is closed once; none of them is a probe's word."""
+        enqueue(run, *[to(n, "a.example") for n in range(1, 11)])
+        held = claim(run, limit=10)
+        for late in held[:5]:
+            down(run, late)
+        wait(clock, model.FIRST)
+        (probe,) = claim(run, token="t2")
+        for late in held[5:]:
+            down(run, late)
+        assert closed(run) == [("mail", "a.example", 1)]
+        assert run(alerts) == [("gate.closed", "mail a.example")]
+        ended(run, probe)
+        assert closed(run) == []
+
+    def test_a_late_success_opens_nothing(self, run: Run) -> None:
+        """What was sent before the gate was closed says nothing about now."""
+        enqueue(run, to(1, "a.example"), to(2, "a.example"))
+        first, second = claim(run)
+        down(run, first)
+        ended(run, second)
+        assert closed(run) == [("mail", "a.example", 1)]
+
+    def test_a_probe_that_was_cut_short_is_followed_by_another(self, run: Run, clock: FakeClock) -> None:
+        """A process that ends while it tries leaves that to others, at once."""
+        enqueue(run, to(1, "a.example"))
+        (held,) = claim(run)
+        down(run, held)
+        wait(clock, model.FIRST)
+        (probe,) = claim(run)
+        ended(run, probe, "cut_short")
+        assert closed(run) == [("mail", "a.example", 1)]
+        assert len(claim(run, token="t2")) == 1
+
+    def test_a_probe_that_has_expired_tries_nothing(self, run: Run, clock: FakeClock) -> None:
+        """A dispatch that may be sent no more takes no gate: the next one is the probe."""
+        enqueue(run, to(1, "a.example"), to(2, "a.example", expires_at=clock.wall() + SECOND), to(3, "a.example"))
+        (held,) = claim(run, limit=1)
+        down(run, held, error="x")
+        wait(clock, model.FIRST)
+        found = run(dispatch_claims.claim, PATIENT, names=["mail"], token="t1", limit=9)
+        assert ([row.status for row in found.ended], found.claims) == (["expired"], [])
+        assert len(claim(run, token="t2")) == 1
+
+    def test_patience_has_an_end(self, run: Run, clock: FakeClock) -> None:
+        """What could not reach its destination for as long as its attempts would take counts them from then on."""
+        enqueue(run, to(1, "a.example"))
+        (held,) = claim(run)
+        down(run, held)
+        wait(clock, PATIENT.patience + 1)
+        for attempt in (1, 2, 3):
+            (probe,) = claim(run, token=f"t{attempt + 1}")
+            assert probe.attempt == attempt
+            down(run, probe)
+            wait(clock, 120 * SECOND)
+        (row,) = run(outbox_rows)
+        assert (row.status, row.attempt, row.last_error) == ("dead_letter", 3, "refused")
+
+    def test_a_person_opens_a_gate(self, run: Run) -> None:
+        """Opened by hand it is open at once, audited; one that is not closed says so, and a new failure closes it."""
+        enqueue(run, to(1, "a.example"))
+        (held,) = claim(run)
+        down(run, held)
+        assert run(gates.open_, "mail", "a.example", by=BY)
+        assert not run(gates.open_, "mail", "a.example", by=BY)
+        assert closed(run) == []
+        (again,) = claim(run, token="t2")
+        assert (again.probe, again.attempt) == (False, 1)
+        down(run, again)
+        assert closed(run) == [("mail", "a.example", 1)]
+
+    def test_a_stale_probe_changes_nothing(self, run: Run, clock: FakeClock) -> None:
+        """Whose lease was over and whose gate another probe has says nothing about it."""
+        enqueue(run, to(1, "a.example"), to(2, "a.example"))
+        (held,) = claim(run, limit=1)
+        down(run, held)
+        wait(clock, model.FIRST)
+        (slow,) = claim(run)
+        wait(clock, LEASE)
+        (fast,) = claim(run, token="t2")
+        down(run, slow)
+        assert closed(run) == [("mail", "a.example", 1)]
+        ended(run, fast)
+        assert closed(run) == []
+
+    def test_a_claim_whose_answer_was_lost_is_a_probe_still(self, run: Run, clock: FakeClock) -> None:
+        """Looked up by its token it opens the gate as it would have."""
+        enqueue(run, to(1, "a.example"), to(2, "b.example"))
+        first, second = claim(run)
+        down(run, first)
+        ended(run, second)
+        wait(clock, model.FIRST)
+        assert len(claim(run, token="t9")) == 1
+        (probe,) = run(dispatch_claims.lookup, "t9")
+        ended(run, probe)
+        assert closed(run) == []
+
+    def test_former_names_share_a_gate(self, run: Run) -> None:
+        """A kind that was renamed is one kind to its gates."""
+        enqueue(run, to(1, "a.example", kind="post"), to(2, "a.example"))
+        (held,) = claim(run, limit=1, names=["mail", "post"])
+        down(run, held)
+        assert claim(run, names=["mail", "post"], token="t2") == []
+
+
+class GateRaceContract:
+    """Two that meet at a gate."""
+
+    def test_two_dispatchers_one_probe(self, run: Run, clock: FakeClock, database: Database) -> None:
+        """Who comes while another one's claim of the probe is not committed yet tries nothing."""
+        enqueue(run, to(1, "a.example"), to(2, "a.example"))
+        (held,) = claim(run, limit=1)
+        down(run, held)
+        wait(clock, model.FIRST)
+        other = another(database, clock)
+        found: list[Any] = []
+
+        def also() -> Any:
+            return other.transact(dispatch_claims.claim, PATIENT, names=["mail"], token="t2", limit=9).claims
+
+        def first(conn: Connection, *, now: int) -> None:
+            claims = dispatch_claims.claim(conn, PATIENT, names=["mail"], token="t1", limit=9, now=now)
+            found.append(claims.claims)
+            if not database.is_sqlite:
+                found.extend(in_threads(also))
+
+        run(first)
+        if database.is_sqlite:  # there is one writer at a time
+            found.append(also())
+        other.close()
+        assert [len(claims) for claims in found] == [1, 0]
+
+    def test_two_settles_close_one_gate(self, run: Run, clock: FakeClock, database: Database) -> None:
+        """Whoever comes second waits, finds it closed, and tells nobody again."""
+        enqueue(run, to(1, "a.example"), to(2, "a.example"))
+        first, second = claim(run)
+        other = another(database, clock)
+        given = {"policy": PATIENT, "host": "a.example", "gate": "a.example", "error": "refused"}
+        waiting: list[Waiting] = []
+
+        def settles(conn: Connection, *, now: int) -> None:
+            settle.settle(conn, [settlement(first, "unreachable", **given)], now=now)
+            late = [settlement(second, "unreachable", **given)]
+            waiting.append(Waiting(other, lambda: other.transact(settle.settle, late)))
+            waiting[0].blocked()
+
+        run(settles)
+        assert waiting[0].result()[0].status == "pending"
+        other.close()
+        assert closed(run) == [("mail", "a.example", 1)]
+        assert run(alerts) == [("gate.closed", "mail a.example")]
+
+
+class RateContract:
+    """Limits per kind and per host."""
+
+    def test_a_kind_keeps_its_rate(self, run: Run, clock: FakeClock) -> None:
+        """At ten a second one may start each tenth of a second, whoever claims; the claim says when."""
+        policy = msgspec.structs.replace(POLICY, rate=10.0)
+        enqueue(run, *[to(n, None) for n in range(1, 50)])
+        started = 0
+        for _ in range(20):
+            found = run(dispatch_claims.claim, policy, names=["mail"], token=f"t{started}", limit=9)
+            started += len(found.claims)
+            assert len(found.claims) == 1
+            assert found.again_at == clock.wall() + SECOND // 10
+            clock.advance(0.1)
+        assert started == 20
+
+    def test_a_high_rate_starts_several_at_once(self, run: Run, clock: FakeClock) -> None:
+        """Of what was not used a tenth of a second is saved, no more; a whole second never has more than that above."""
+        policy = msgspec.structs.replace(POLICY, rate=100.0)
+        enqueue(run, *[to(n, None) for n in range(1, 400)])
+        clock.advance(60)
+        began, started = clock.wall(), 0
+        while clock.wall() < began + SECOND:
+            found = run(dispatch_claims.claim, policy, names=["mail"], token=f"t{started}", limit=50)
+            assert 0 < len(found.claims) <= 10
+            started += len(found.claims)
+            assert found.again_at > clock.wall()
+            wait(clock, found.again_at - clock.wall())
+        assert 90 <= started <= 110
+
+    def test_a_host_keeps_its_rate(self, run: Run, clock: FakeClock) -> None:
+        """Each host has the rate to itself."""
+        policy = msgspec.structs.replace(POLICY, rate_per_host=1.0)
+        enqueue(run, *[to(n, host) for n, host in enumerate(["a.example"] * 3 + ["b.example"] * 3, 1)])
+        for expected in (["key/1", "key/4"], ["key/2", "key/5"], ["key/3", "key/6"]):
+            assert sorted(keys(claim(run, policy=policy, token=expected[0]))) == expected
+            assert claim(run, policy=policy, token="early") == []
+            clock.advance(1)
+        assert run(rates.forget) == 0
+        clock.advance(100)
+        assert run(rates.forget) == 2
+
+    def test_a_busy_host_leaves_room_to_others(self, run: Run) -> None:
+        """Of a host no more is claimed than there is room for; the others get the rest, the oldest first of each."""
+        hosts = ["a.example"] * 9 + ["b.example"] * 2
+        enqueue(run, *[to(n, host) for n, host in enumerate(hosts, 1)])
+        found = claim(run, limit=8, room=HostRoom(3, {"a.example": 1}))
+        assert sorted(keys(found)) == ["key/1", "key/10", "key/11", "key/2"]
+
+    def test_many_hosts_are_served_in_turn(self, run: Run) -> None:
+        """With more hosts than are looked at in one pass all are served, and the claim says that there is more."""
+        enqueue(run, *[to(n, f"h{n % 40}.example") for n in range(1, 81)])
+        seen: list[str] = []
+        for turn in range(20):
+            found = run(dispatch_claims.claim, POLICY, names=["mail"], token=f"t{turn}", limit=10, room=HostRoom(5, {}))
+            seen += keys(found.claims)
+            if not found.claims:
+                break
+        assert sorted(seen) == sorted(f"key/{n}" for n in range(1, 81))
+
+    def test_a_host_is_given_back_with_its_claim(self, run: Run) -> None:
+        """A claim that nothing came of can be claimed again at once where no rate says otherwise."""
+        enqueue(run, to(1, "a.example"))
+        (held,) = claim(run)
+        run(dispatch_claims.release, [hold(held)])
+        assert keys(claim(run, token="t2")) == ["key/1"]
