@@ -1,14 +1,16 @@
 """Whoever lost a claim, for whatever reason, changes nothing any more; whoever has it is left in peace."""
 
+import asyncio
 import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
-from postroad import Dispatch, Kind, Postroad, Turn
+from postroad import Dispatch, Kind, Postroad, Retry, Turn
 from postroad.model import failpoints
 from postroad.model.clock import SECOND, FakeClock, SystemClock
 from postroad.model.rows import Settled
@@ -25,7 +27,7 @@ from postroad.testing.contracts.dispatches import (
     outbox_rows,
     settlement,
 )
-from tests.cases.apps import OpenApp, until
+from tests.cases.apps import OpenApp, idle, until
 
 NOTE = Kind("note", dict[str, int])
 _QUEUES = Statement("SELECT stream, until FROM {p}queues")
@@ -141,6 +143,38 @@ def _row(post: Postroad, key: str) -> Any:
     found = post.dispatches.get(key)
     assert found is not None
     return found
+
+
+def test_a_send_whose_claim_its_own_process_took_over_is_waited_for(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sends of one dispatch are known to a process that ends: neither is cut off."""
+    short = 3 * SECOND // 10
+    real = dispatch_claims.claim
+    monkeypatch.setattr(
+        dispatch_claims,
+        "claim",
+        lambda conn, policy, **more: real(conn, msgspec.structs.replace(policy, lease=short), **more),
+    )
+    post = open_app()
+    ended: list[str] = []
+
+    @post.sender("mail", timeout=20, retry=Retry(attempts=3, first=0, cap=0))
+    async def mail(d: Dispatch[Any]) -> None:
+        try:
+            while d.attempt == 1 and "2" not in ended:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5 if d.attempt == 1 else 0)  # so that the process ends meanwhile
+            ended.append(str(d.attempt))
+        except asyncio.CancelledError:
+            ended.append(f"{d.attempt} cancelled")
+            raise
+
+    with post.begin() as tx:
+        tx.send("mail", {}, key="k")
+    with post.running():
+        until(lambda: idle(post))
+    assert ended == ["2", "1"]
 
 
 def test_a_process_that_ends_renews_until_its_last_turn_is_settled(open_app: OpenApp) -> None:

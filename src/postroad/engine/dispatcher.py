@@ -25,6 +25,7 @@ from postroad.store import dispatch_claims, due, lanes
 
 LANES_SEEN_MAX = 500  # new members of lanes at once, of each kind
 HELD_MAX = SECOND
+_Attempt = tuple[str, str]  # id and token: a claim of our own that we took over has two
 
 
 class Want(NamedTuple):
@@ -75,7 +76,7 @@ class Dispatcher(Loop):
         super().__init__(parts, interval=interval)
         self._senders = {sender.kind.name: sender for sender in parts.registry.senders.values()}
         # By sender and id; None: an attempt whose call has not begun.
-        self._sending: dict[str, dict[str, Call | None]] = {name: {} for name in self._senders}
+        self._sending: dict[str, dict[_Attempt, Call | None]] = {name: {} for name in self._senders}
         # Of senders with a limit per host: what is being sent to each.
         self._hosts: dict[str, Counter[str]] = {name: Counter() for name in self._senders}
         self._held: dict[str, int] = {}  # senders whose rate holds back the rest, until then
@@ -201,7 +202,7 @@ class Dispatcher(Loop):
         """Start an attempt: at once, or after another look at a claim that has waited."""
         sender = self.parts.registry.senders[claim.kind]
         self.parts.count("attempted")
-        self._sending[sender.kind.name][claim.id] = None
+        self._sending[sender.kind.name][claim.id, claim.token] = None
         if sender.concurrency_per_host is not None and claim.host is not None:
             self._hosts[sender.kind.name][claim.host] += 1
         waited = self.parts.database.clock.monotonic() - asked
@@ -245,8 +246,8 @@ class Dispatcher(Loop):
         )
         call = self.parts.calls.start(sender.fn, dispatch, timeout=sender.timeout, done=ended)
         table = self._sending[sender.kind.name]
-        if claim.id in table:
-            table[claim.id] = call
+        if (claim.id, claim.token) in table:
+            table[claim.id, claim.token] = call
 
     def _dispatch(self, claim: DispatchClaim, sender: Sender) -> Dispatch[Any]:
         now = self.parts.database.clock.wall()
@@ -282,7 +283,7 @@ class Dispatcher(Loop):
             self._room()
 
     def _leave(self, claim: DispatchClaim, sender: Sender) -> None:
-        self._sending[sender.kind.name].pop(claim.id, None)
+        self._sending[sender.kind.name].pop((claim.id, claim.token), None)
         if sender.concurrency_per_host is not None and claim.host is not None:
             self._hosts[sender.kind.name] -= Counter({claim.host: 1})  # what has none left is not kept
         self._left.set()

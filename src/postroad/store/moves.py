@@ -10,6 +10,7 @@ from postroad.model import ids
 from postroad.model.errors import StaleClaim
 from postroad.model.events import OUTCOME_NAME, Outcome
 from postroad.model.failpoints import failpoint
+from postroad.model.gates import host_of
 from postroad.model.lifecycle import TERMINAL, Reason, Status, check_edge
 from postroad.model.rows import NewAlert, NewEvent, NewTransition
 from postroad.store import alerts, inbox, lanes, transitions
@@ -289,9 +290,11 @@ def _history(each: Move, *, dropped: bool) -> list[NewTransition]:
 
 def _alert(each: Move) -> NewAlert:
     said = f": {each.error}" if each.error else ""
+    # Alerts go to logs: of a URL only its host, since its path or query may be a secret.
+    where = host_of(each.row.destination) or each.row.destination or "(nowhere)"
     return NewAlert(
         severity="error" if each.to is Status.DEAD_LETTER else "warning",
         code=f"dispatch.{each.to}",
         subject=each.row.key,
-        detail=f"{each.row.kind} to {each.row.destination or '(nowhere)'} ended, {each.reason}{said}",
+        detail=f"{each.row.kind} to {where} ended, {each.reason}{said}",
     )
