@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from postroad import (
+    OUTCOME,
     AckNotRequested,
     AckRefused,
     BadAckToken,
@@ -26,7 +27,7 @@ from postroad import (
 )
 from postroad.model.events import FAILED
 from postroad.model.failpoints import arm
-from postroad.store import dialects, migrations
+from postroad.store import alerts, dialects, migrations
 from postroad.surfaces import dispatch_reading
 from postroad.testing.simulation.history import TABLES
 from tests.engine.conftest import Open
@@ -273,18 +274,110 @@ def test_a_turn_acknowledges(harness: Open) -> None:
     assert status(post) == ("acked", "consumer")
 
 
-def test_a_turn_whose_ack_is_refused_fails(harness: Open) -> None:
-    """A turn that acknowledges what has ended otherwise decides nothing: it fails as others do, and visibly dies."""
-    post = app()
-    h = harness(post)
-    token = send(post)
+def tokens(post: Postroad) -> dict[str, str]:
+    """A good token, and one for each way in which an acknowledgement is refused."""
+    good, ended, plain = send(post, "good"), send(post, "ended"), send(post, "plain", ack=False)
     with post.begin() as tx:
-        tx.withdraw("k")
-        tx.publish("chat/1", TOKEN, token)
-    h.advance(10_000)
-    (failed,) = [entry.data["error"] for entry in h.entries("chat/1") if entry.kind == FAILED]
-    assert "can no longer be acknowledged" in failed
-    assert token.rpartition(".")[2] not in failed
+        tx.withdraw("ended")
+    forged = good[:-1] + ("A" if good[-1] != "A" else "B")
+    nobody = post.keyring.token("0" * 32, 0)
+    return {"good": good, "ended": ended, "plain": plain, "forged": forged, "nobody": nobody, "no token": "x"}
+
+
+def desk(post: Postroad) -> list[list[str]]:
+    """A stream type that acknowledges what it is told to, and decides more beside that; the sets it was called with."""
+    called: list[list[str]] = []
+    post.filter("desk", OUTCOME)(lambda event: "sent")
+
+    @post.turn("desk")
+    def take(turn: Turn) -> None:
+        called.append([event.key for event in turn.events])
+        for event in turn.events:
+            turn.record("taken", {"key": event.key})
+            turn.send(MAIL, {}, key=f"thanks/{event.key}")
+            if event.kind == TOKEN.name:
+                turn.ack(event.data)
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("ended", "AckRefused"), ("plain", "AckNotRequested"), ("forged", "BadAckToken"), ("nobody", "DispatchNotFound"),
+     ("no token", "BadAckToken")],
+)  # fmt: skip
+def test_a_refused_ack_of_a_turn_is_final(harness: Open, wrong: str, said: str) -> None:
+    """It would be refused again: the handler is called once, its event dies visibly, and the stream moves on."""
+    post = app()
+    called = desk(post)
+    h = harness(post)
+    given = tokens(post)
+    h.advance(1)
+    with post.begin() as tx:
+        tx.publish("desk/1", TOKEN, given[wrong], key="wrong")
+    h.drain()
+    with post.begin() as tx:
+        tx.publish("desk/1", TOKEN, given["good"], key="next")
+    h.drain()
+    assert called == [["wrong"], ["next"]]
+    (failed,) = [entry.data for entry in h.entries("desk/1") if entry.kind == FAILED]
+    assert (failed["events"], failed["reason"]) == (["wrong"], "turn.dead.permanent")
+    assert failed["error"].startswith(said)
+    assert given[wrong].rpartition(".")[2] not in failed["error"] or wrong == "no token"
+    assert [alert.code for alert in post.database.read(alerts.list_)] == ["turn.dead"]
+    assert [entry.data["key"] for entry in h.entries("desk/1") if entry.kind == "taken"] == ["next"]
+    assert post.dispatches.get("thanks/wrong") is None
+    assert status(post, "good") == ("acked", "consumer")
+
+
+def test_a_refused_ack_takes_no_neighbours_along(harness: Open) -> None:
+    """Of a set the events beside it are decided without it, their own acknowledgements too."""
+    post = app()
+    called = desk(post)
+    h = harness(post)
+    given = tokens(post)
+    h.advance(1)
+    with post.begin() as tx:
+        tx.publish("desk/1", "note", {}, key="a")
+        tx.publish("desk/1", TOKEN, given["ended"], key="wrong")
+        tx.publish("desk/1", TOKEN, given["good"], key="b")
+    h.drain()
+    assert called == [["a", "wrong", "b"], ["a"], ["wrong"], ["b"]]
+    assert [entry.data["key"] for entry in h.entries("desk/1") if entry.kind == "taken"] == ["a", "b"]
+    assert [entry.data["events"] for entry in h.entries("desk/1") if entry.kind == FAILED] == [["wrong"]]
+    assert status(post, "good") == ("acked", "consumer")
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_what_ends_while_a_turn_acknowledges_it(harness: Open, looks: bool) -> None:
+    """A turn that decided on what was so no longer decides again; one that insists is then refused for good."""
+    post = app()
+    token = ""
+    seen: list[str] = []
+
+    @post.turn("desk", attempts=100)
+    def take(turn: Turn) -> None:
+        seen.append(status(post)[0])
+        if looks and seen[-1] != "pending":
+            turn.record("too late", {})
+            return
+        with post.begin() as tx:  # somebody else, meanwhile
+            tx.withdraw("k")
+        turn.ack(token)
+
+    h = harness(post)
+    token = send(post, after=7200)
+    with post.begin() as tx:
+        tx.publish("desk/1", "go", {})
+    h.advance(600)
+    assert seen[:2] == ["pending", "expired"]
+    if looks:
+        assert len(seen) == 2
+        assert [entry.kind for entry in h.entries("desk/1")] == ["go", "too late"]
+        assert post.database.read(alerts.list_) == []
+    else:
+        assert len(seen) < 10  # one, and those in the second in which it ended
+        assert [entry.data["reason"] for entry in h.entries("desk/1")] == ["turn.dead.permanent"]
 
 
 def test_a_wrong_ack_hurts_nobody_elses(postgres_url: str, fresh_schema: str) -> None:

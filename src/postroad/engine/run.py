@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar, assert_never
@@ -16,10 +17,14 @@ from postroad.engine.filtering import noops, prefix_answer
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger, traced
 from postroad.engine.turn import Turn, bury, duplicate_key
-from postroad.model.clock import SECOND
+from postroad.model.clock import SECOND, moment
 from postroad.model.errors import (
+    AckNotRequested,
+    AckRefused,
+    BadAckToken,
     CommitUnknown,
     ConcurrencyConflict,
+    DispatchNotFound,
     DuplicateEntry,
     DuplicateKey,
     GiveUp,
@@ -51,6 +56,7 @@ class Run:
         self._abort = abort
         self._answers = answers
         self._reasons: dict[str, str] = {}
+        self._began = moment(parts.database.clock.wall())
 
     async def carry_out(self) -> None:
         """The whole run. What the database refuses to hear now is found again by its lease."""
@@ -218,6 +224,7 @@ class Run:
             # The trace once, not per attempt.
             told = traced(error) if claim.attempt == 1 else said
             logger.error("turn of %s failed (attempt %d): %s", claim.stream, claim.attempt, told)
+        permanent = permanent or _ack_refused_for_good(error, self._began)
         if claim.attempt < self.decider.attempts and not permanent:
             delay = BACKOFF.delay(claim.attempt, self.parts.entropy.fraction(), floor)
             await self._back_off(delay, said, RunEnd.FAILED)
@@ -262,6 +269,21 @@ class Run:
 
     def _ended(self, end: RunEnd, error: str = "") -> None:
         ended(self.parts, self.claim, end, error)
+
+
+def _ack_refused_for_good(error: BaseException | None, began: datetime) -> bool:
+    """Whether this is the refusal of an acknowledgement, which would be refused again.
+
+    Not if the dispatch ended after this run `began`: a handler that looks at it first may now decide otherwise.
+    """
+    match error:
+        case AckRefused():
+            since = error.about.get("since", "")  # to the second
+            return bool(since < began.isoformat(timespec="seconds"))
+        case AckNotRequested() | BadAckToken() | DispatchNotFound():
+            return True
+        case _:
+            return False
 
 
 def _replacing(on_duplicate: Callable[[Turn, str], object], key: str) -> Callable[[Turn], None]:
