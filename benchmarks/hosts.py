@@ -31,7 +31,7 @@ def measure(kind: Kind, ours: Place, limit: Place, plan: Plan, progress: Progres
         with_it, without = (latency.percentiles(of_one) for of_one in found.values())
         for name, mine, other in zip(("p50", "p95"), with_it, without, strict=False):
             yield Figure(
-                work=NAME, database=kind, case=f"{case}, {plan.few:,} due to one that is down, {name}", unit="ms",
+                work=NAME, database=kind, case=f"{case} beside one that is down, {name}", unit="ms",
                 ours=mine, against=other,
             )  # fmt: skip
 

@@ -1,14 +1,12 @@
-"""`postroad doctor` and `postroad config` as processes, on both databases."""
+"""`postroad doctor` and `postroad config`, on both databases: as processes, and most often in this process."""
 
 import hashlib
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from postroad.sqlite import configure
 from postroad.store import dialects
 from postroad.surfaces import database_checks, doctor
 from postroad.surfaces.checks import Check
+from tests.acceptance import shell
 
 pytestmark = pytest.mark.acceptance
 
@@ -48,15 +47,15 @@ class Place:
     url: str
     schema: str | None
     folder: Path
+    apart: bool = False
+    """Whether each command is a process of its own."""
 
-    def call(self, *arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    def call(self, *arguments: str, **environ: str) -> shell.Done:
         """Run a command."""
         given = {"POSTROAD_DATABASE_URL": self.url, **({"POSTROAD_SCHEMA": self.schema} if self.schema else {})}
         ours = {name: value for name, value in os.environ.items() if not name.startswith("POSTROAD_")}
-        return subprocess.run(
-            [sys.executable, "-m", "postroad", *arguments], capture_output=True, check=False, timeout=60, text=True,
-            cwd=self.folder, env={**ours, "POSTROAD_BUNDLED_SQLITE": "1", **given, **environ},
-        )  # fmt: skip
+        run = shell.apart if self.apart else shell.here
+        return run(*arguments, folder=self.folder, environ={**ours, **given, **environ})
 
     def checks(self, *arguments: str, code: int = 0, **environ: str) -> list[dict[str, str]]:
         """What the doctor answers to a program."""
@@ -102,6 +101,7 @@ def worst(checks: list[dict[str, str]], name: str) -> tuple[str, str]:
 
 def test_a_healthy_app(place: Place) -> None:
     """Where all is well every line is ok, the exit code is 0, and people get one line a check."""
+    place = replace(place, apart=True)
     checks = place.checks()
     assert {check["level"] for check in checks} == {"ok"}, checks
     common = {"settings", "lease", "horizon", "secret_key", "database", "schema", "queued"}
@@ -192,10 +192,13 @@ def test_nothing_is_changed_and_no_secret_shown(place: Place) -> None:
     before = state()
     secrets = {"POSTROAD_SECRET_KEY": CANARY, "POSTROAD_SECRET_KEYS_FORMER": json.dumps([CANARY, CANARY[::-1]])}
     away = {"POSTROAD_DATABASE_URL": f"postgresql://me:{CANARY}@127.0.0.1:1/none?sslpassword={CANARY}"}
-    for environ in (secrets, secrets | away, secrets | {"POSTROAD_SECRET_KEYS_FORMER": CANARY}):
+    unreachable = secrets | away
+    for environ in (secrets, unreachable, secrets | {"POSTROAD_SECRET_KEYS_FORMER": CANARY}):
         for command in (["config"], ["config", "app:post"], ["doctor", "app:post"]):
             for as_json in ([], ["--json"]):
-                done = place.call(*command, *as_json, **environ)
+                # What cannot be reached is tried by processes, so that their last words are heard too.
+                asked = replace(place, apart=environ is unreachable and not as_json)
+                done = asked.call(*command, *as_json, **environ)
                 assert "Traceback" not in done.stderr
                 assert not any(
                     part in done.stdout + done.stderr for part in ("c4n4ry", "characters-", CANARY[::-1][:9])

@@ -1,10 +1,11 @@
-"""An operator's session: the dispatch commands as processes, with every loop down, on both databases."""
+"""An operator's session: the dispatch commands with every loop down, on both databases.
+
+Sessions are made of processes; what single commands answer is asked of the same command line in this process.
+"""
 
 import json
 import os
-import subprocess
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from sqlalchemy import create_engine, text
 
 from postroad import Dispatch, GiveUp, Kind, OutcomeUnknown, Postroad, Retry
 from postroad.store import audit
+from tests.acceptance import shell
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.filterwarnings("ignore::postroad.store.sqlite_version.SQLiteVersionWarning"),
+]
 
 MAIL: Kind[dict[str, str]] = Kind("mail", dict[str, str])
 LATER: Kind[Any] = Kind("later", Any)
@@ -46,14 +51,14 @@ class Place:
     url: str
     schema: str | None
     folder: Path
+    apart: bool = False
+    """Whether each command is a process of its own."""
 
-    def call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command."""
+    def call(self, *arguments: str) -> shell.Done:
+        """Run a command; one that runs an app is always a process."""
         given = {"POSTROAD_DATABASE_URL": self.url, **({"POSTROAD_SCHEMA": self.schema} if self.schema else {})}
-        return subprocess.run(
-            [sys.executable, "-m", "postroad", *arguments], capture_output=True, check=False, timeout=60, text=True,
-            cwd=self.folder, env={**os.environ, "POSTROAD_BUNDLED_SQLITE": "1", **given},
-        )  # fmt: skip
+        run = shell.apart if self.apart or arguments[0] == "run" else shell.here
+        return run(*arguments, folder=self.folder, environ={**os.environ, **given})
 
     def said(self, *arguments: str, code: int = 0) -> str:
         """What a command says to a person, wherever it says it."""
@@ -129,6 +134,7 @@ def place(empty: Place) -> Place:
 
 def test_a_session_with_every_loop_down(place: Place) -> None:
     """An operator finds what died, sees why, has it sent again, and the next loop sends it."""
+    place = replace(place, apart=True)
     listed = place.said("dispatch", "ls", "--status", "dead_letter", "--reason-code", "permanent")
     head, *rows = listed.splitlines()
     assert head.split() == ["key", "kind", "to", "status", "attempt", "due", "created", "last", "error"]
@@ -246,6 +252,7 @@ def test_all_that_a_filter_names(place: Place) -> None:
 
 def test_what_may_have_arrived_is_resolved(place: Place) -> None:
     """A parked dispatch is resolved in three ways; the list of what still waits for a person gets shorter."""
+    place = replace(place, apart=True)
     parked = ("dispatch", "ls", "--reason-code", "unknown_outcome", "--json")
     assert "then resolve it with --sent, --resend or --discard" in place.said("dispatch", "why", "parked/1")
     for number, how in enumerate(("sent", "resend", "discard"), 1):

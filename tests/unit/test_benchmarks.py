@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import expectations, freight, latency, places, rounds, steady, suite, work
+from benchmarks import expectations, freight, latency, places, rounds, work
 from benchmarks.figures import Figure
 from benchmarks.limit_sqlite import SQLiteLimit
 from benchmarks.ours import Ours
@@ -92,21 +92,6 @@ def test_the_command_prints_figures_as_json(capsys: pytest.CaptureFixture[str]) 
         assert each["ratio"] == pytest.approx(each["ours"] / each["against"], rel=0.05, abs=0.001)
     assert found["machine"]["cores"] >= 1
     assert found["freight"] is None
-
-
-@pytest.mark.acceptance
-@pytest.mark.timeout(300)  # eight processes one after the other
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_every_expectation_is_judged(database: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A whole run, however short, says of each expectation whether it is met."""
-    found = _run(capsys, "--database", database)
-
-    expected = [each.what for each in expectations.EXPECTATIONS if each.database == database]
-    assert [each["what"] for each in found["expectations"]] == expected
-    assert {each["verdict"] for each in found["expectations"]} <= {"ok", "FALLS SHORT"}
-    measured = set(suite.NAMES) if database == "postgres" else set(suite.NAMES) - {steady.NAME}
-    assert {each["work"] for each in found["figures"]} == measured
 
 
 @pytest.mark.parametrize(
