@@ -14,7 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import psycopg
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 
 FOLDER = pytest.StashKey[Path]()
 CONTROLLER = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that share what takes long to make stay together."""
+    from tests.scheduling import Together
+
+    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 class SharedServer:

@@ -252,11 +252,11 @@ def test_all_that_a_filter_names(place: Place) -> None:
 
 def test_what_may_have_arrived_is_resolved(place: Place) -> None:
     """A parked dispatch is resolved in three ways; the list of what still waits for a person gets shorter."""
-    place = replace(place, apart=True)
+    process = replace(place, apart=True)
     parked = ("dispatch", "ls", "--reason-code", "unknown_outcome", "--json")
     assert "then resolve it with --sent, --resend or --discard" in place.said("dispatch", "why", "parked/1")
     for number, how in enumerate(("sent", "resend", "discard"), 1):
-        assert place.said("dispatch", "resolve", f"parked/{number}", f"--{how}") == (
+        assert process.said("dispatch", "resolve", f"parked/{number}", f"--{how}") == (
             f"parked/{number} was resolved ({how})\n"
         )
         assert len(json.loads(place.said(*parked))["data"]) == 3 - number

@@ -15,7 +15,7 @@ from postroad.store.statements import Statement
 from tests.system import codes
 from tests.system.codes import NEXT, Code, Place
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.xdist_group("wheels")]
+pytestmark = pytest.mark.acceptance
 DEADLINE = 60.0
 ROUND = 10
 ROUNDS_MAX = 30
