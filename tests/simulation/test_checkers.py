@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from postroad.testing.simulation.checkers import CHECKS, violations
 from postroad.testing.simulation.history import TABLES, History
 from postroad.testing.simulation.ledger import Answer
 from postroad.testing.simulation.seeds import play
+from postroad.testing.simulation.sink import Begun
 
-SEED = 34
+SEED = 126
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def history(recorded: History) -> History:
     """The same with rows that can be changed."""
     loose = {
         name: [SimpleNamespace(**row._asdict()) for row in getattr(recorded, name)]
-        for name in (*TABLES, "landed", "rang")
+        for name in (*TABLES, "landed", "rang", "purged", "tombstones", "audit")
     }
     return msgspec.structs.replace(
         recorded,
@@ -41,6 +43,7 @@ def history(recorded: History) -> History:
         rung=list(recorded.rung),
         tried=list(recorded.tried),
         sends=list(recorded.sends),
+        deeds=copy.deepcopy(recorded.deeds),
         ledger=copy.deepcopy(recorded.ledger),
     )
 
@@ -166,8 +169,8 @@ def settle_twice(h: History) -> None:
 
 def take_over_from_the_living(h: History) -> None:
     h.options = msgspec.structs.replace(h.options, pauses=0, jumps=0, lost_commit=0, latency=0)
-    place = next(number for number, (_, _, what) in enumerate(h.sends) if isinstance(what, int))
-    h.sends.insert(place + 1, ("another", h.sends[place][1], 7))
+    place = next(number for number, (_, _, what) in enumerate(h.sends) if isinstance(what, Begun))
+    h.sends.insert(place + 1, ("another", h.sends[place][1], Begun(7, 0)))
 
 
 def keep_half_a_block(h: History) -> None:
@@ -214,6 +217,65 @@ def start_of(h: History) -> Any:
     return first(h.transitions, entity=sent(h).id, reason_code="dispatch.delivering.attempt")
 
 
+def acked(h: History) -> Any:
+    """A dispatch that was acknowledged, by a consumer who was told so."""
+    told = {deed.subject for deed in h.deeds if deed.verb == "ack" and deed.answer is Answer.OK}
+    return next(row for row in h.outbox if row.status == "acked" and row.id in told)
+
+
+def waited_in_vain(h: History) -> Any:
+    """The step from a send to a wait for its acknowledgement, after which it was sent again."""
+    there = {row.id for row in h.outbox}
+    return next(
+        before
+        for id in there
+        for before, step in pairwise(h.stories[id])
+        if before.reason_code == "dispatch.delivered.transport_ok" and step.to_status == "delivering"
+    )
+
+
+def ack_of(h: History) -> Any:
+    """The step that ended a dispatch by its acknowledgement."""
+    return first(h.transitions, entity=acked(h).id, reason_code="dispatch.acked.consumer")
+
+
+def send_after_the_ack(h: History) -> None:
+    h.sends.append(("p0/1", acked(h).id, Begun(9, 1)))
+
+
+def refuse_the_true_token(h: History) -> None:
+    deed = next(deed for deed in h.deeds if deed.subject == acked(h).id and deed.verb == "ack")
+    deed.answer, deed.error = Answer.REFUSED, "BadAckToken"
+
+
+def present_nothing(h: History) -> None:
+    id = acked(h).id
+    h.deeds[:] = [deed for deed in h.deeds if deed.subject != id]
+
+
+def withdraw_in_vain(h: History) -> None:
+    deed = next(deed for deed in h.deeds if deed.who == "app" and deed.answer is Answer.OK)
+    deed.subject, deed.done = sent(h).key, 1
+
+
+def by_the_operator(h: History, reason: str) -> Any:
+    """The first step that an operator has made for this reason."""
+    return first(h.transitions, source="operator", reason_code=reason)
+
+
+def mix_up_epochs(h: History) -> None:
+    retried = by_the_operator(h, "dispatch.pending.operator_retry")
+    retried.metadata = retried.metadata.replace('"epoch":', '"epoch":7')
+
+
+def resolve_what_was_sent(h: History) -> None:
+    word = SimpleNamespace(**vars(start_of(h)))
+    word.reason_code, word.from_status, word.to_status = "dispatch.resolved.sent", "delivered", "delivered"
+    word.source = "operator"
+    end = first(h.transitions, entity=sent(h).id, to_status="delivered")
+    h.transitions.insert(h.transitions.index(end) + 1, word)
+
+
 BAD: dict[str, Callable[[History], None]] = {
     "L1": change(lambda h: h.log[0], seq=7_000),
     "L2": change_the_past,
@@ -256,6 +318,17 @@ BAD: dict[str, Callable[[History], None]] = {
     "O15": arrive_as(body='{"take":9}'),
     "O16": settle_twice,
     "O17": remove("log", outcome_of),
+    "O19": withdraw_in_vain,
+    "A1": present_nothing,
+    "A2": send_after_the_ack,
+    "A3": refuse_the_true_token,
+    "A4": lambda h: h.transitions.append(ack_of(h)),
+    "A5": change(acked, status="dead_letter"),
+    "A7": change(waited_in_vain, at=2**60),
+    "P1": lambda h: h.audit.clear(),
+    "P2": lambda h: h.tombstones.clear(),
+    "P3": mix_up_epochs,
+    "P4": resolve_what_was_sent,
     "O18": lambda h: h.alerts.append(SimpleNamespace(code="x", subject="y", rung_at=1)),
 }  # fmt: skip
 

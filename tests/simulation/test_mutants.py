@@ -9,6 +9,7 @@ from postroad.testing.simulation.mutants import MUTANTS
 QUICK = (
     "consumes_apart", "tells_apart", "marks_before_sending", "sends_before_commit", "delivers_unsent",
     "claims_briefly", "never_ends", "loses_outcomes", "loses_alerts", "strands", "forgets_the_run",
+    "overrides_acks", "frees_keys",
 )  # fmt: skip
 SEEDS = 12
 

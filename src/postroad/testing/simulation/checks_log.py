@@ -71,7 +71,7 @@ def l6_no_garbage(h: History) -> Iterator[str]:
 def present(h: History) -> set[tuple[str, str, str]]:
     """Where the events, dispatches and timers are that there are: verb, stream (none for dispatches) and key."""
     found = {("publish", *place) for place in h.known}
-    found |= {("send", "", row.key) for row in h.outbox}
+    found |= {("send", "", row.key) for row in h.dispatches}
     return found | {("timer", row.stream, row.key) for row in h.timers}
 
 

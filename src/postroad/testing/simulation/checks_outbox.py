@@ -1,7 +1,7 @@
 """What must hold of dispatches, of what arrived, and of alerts. Each check yields what is wrong, in words."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +10,9 @@ import msgspec
 from postroad.model.clock import SECOND
 from postroad.model.ids import outcome_id
 from postroad.model.lifecycle import EDGES, TERMINAL, Reason, Status
-from postroad.store.transitions import STALE
-from postroad.testing.simulation.history import History, Rows, grouped
-from postroad.testing.simulation.sink import ENDED
+from postroad.store.transitions import STALE, WITHOUT_EDGE
+from postroad.testing.simulation.history import History, Rows, about, grouped
+from postroad.testing.simulation.sink import ENDED, Begun
 from postroad.testing.simulation.workload import (
     FLOOR_SECONDS,
     MAIL,
@@ -29,6 +29,19 @@ _BY_THE_SENDER = frozenset({Reason.TRANSPORT_OK, Reason.RETRY_BACKOFF, Reason.PE
 _DEATHS = frozenset(reason for reason in Reason if reason.startswith("dispatch.dead_letter"))
 WAIT_SECONDS = 0.1
 FOR_EVER = 2**63
+_EDGES_OF: Mapping[Reason, frozenset[tuple[Status | None, Status]]] = {
+    Reason.ENQUEUED: frozenset({(None, Status.PENDING)}),
+    Reason.RETRY_BACKOFF: frozenset({(Status.DELIVERING, Status.PENDING)}),
+    Reason.RELEASED: frozenset({(Status.DELIVERING, Status.PENDING)}),
+    Reason.HELD: frozenset({(Status.DELIVERING, Status.PENDING)}),
+    Reason.OPERATOR_RETRY: frozenset({(Status.DEAD_LETTER, Status.PENDING), (Status.EXPIRED, Status.PENDING)}),
+    Reason.ATTEMPT: frozenset({(Status.PENDING, Status.DELIVERING), (Status.DELIVERING, Status.DELIVERING)}),
+    Reason.TRANSPORT_OK: frozenset({(Status.DELIVERING, Status.DELIVERED), (Status.DELIVERING, Status.PENDING)}),
+    Reason.ACKED: frozenset({(Status.PENDING, Status.ACKED), (Status.DELIVERING, Status.ACKED)}),
+    Reason.DEADLINE: frozenset({(Status.PENDING, Status.EXPIRED), (Status.DELIVERING, Status.EXPIRED)}),
+    Reason.WITHDRAWN: frozenset({(Status.PENDING, Status.EXPIRED), (Status.DELIVERING, Status.EXPIRED)}),
+    **{reason: frozenset({(Status.DELIVERING, Status.DEAD_LETTER)}) for reason in _DEATHS},
+}
 _AT_LAST_ATTEMPT = frozenset({Reason.MAX_ATTEMPTS, Reason.LEASE_LOST, Reason.ACK_TIMEOUT})
 
 
@@ -42,7 +55,7 @@ def o1_no_lost_action(h: History) -> Iterator[str]:
 
 def o2_no_phantom(h: History) -> Iterator[str]:
     """What arrived had been committed, with that key and content."""
-    rows = {row.id: row for row in h.outbox}
+    rows = {row.id: row for row in h.dispatches}
     for arrival in h.arrivals:
         row = rows.get(arrival.id)
         if row is None:
@@ -52,16 +65,18 @@ def o2_no_phantom(h: History) -> Iterator[str]:
 
 
 def o3_legal(h: History) -> Iterator[str]:
-    """A dispatch's history is a path of legal edges from its beginning to the status that it has."""
-    stories = h.stories
-    for row in h.outbox:
+    """A dispatch's history is a path of legal edges from its beginning to the status that it has, each for its reason.
+
+    What is said of it without changing it has no edge.
+    """
+    for row, story in _stories(h):
         status = None
-        for step in stories.get(row.id, []):
-            stale = step.reason_code in STALE
-            if step.from_status != status or (stale and step.to_status != status):
+        for step in story:
+            edge, said = (step.from_status, step.to_status), step.reason_code in WITHOUT_EDGE
+            if step.from_status != status or (said and step.to_status != status):
                 yield f"{row.key}: {step.from_status} -> {step.to_status} although it was {status}"
-            if not stale and (step.from_status, step.to_status) not in EDGES:
-                yield f"{row.key}: {step.from_status} -> {step.to_status} is no edge"
+            if not said and (edge not in EDGES or edge not in _EDGES_OF[step.reason_code]):
+                yield f"{row.key}: {step.from_status} -> {step.to_status} is no edge of {step.reason_code}"
             status = step.to_status
         if status != row.status:
             yield f"{row.key} is {row.status}, its history says {status}"
@@ -69,15 +84,14 @@ def o3_legal(h: History) -> Iterator[str]:
 
 def o4_one_claimant(h: History) -> Iterator[str]:
     """Attempts are numbered 1 … n, and a dispatch has a token exactly while it is delivering."""
-    stories = h.stories
-    for row in h.outbox:
+    for row, story in _stories(h):
         count = 0
-        for step in stories.get(row.id, []):
-            if _starts(step):
+        for step in story:
+            if starts(step):
                 count += 1
-                if _meta(step)["attempt"] != count:
-                    yield f"{row.key}: attempt {_meta(step)['attempt']} is number {count}"
-            elif step.reason_code == Reason.RELEASED and not _was_cut_short(step):
+                if about(step)["attempt"] != count:
+                    yield f"{row.key}: attempt {about(step)['attempt']} is number {count}"
+            elif step.reason_code == Reason.RELEASED and not was_cut_short(step):
                 count -= 1
             elif step.reason_code == Reason.OPERATOR_RETRY:
                 count = 0
@@ -92,11 +106,11 @@ def o5_stale_inert(h: History) -> Iterator[str]:
 
     A process may say late that it has settled: what counts is which attempt the history says was ended so.
     """
-    own: dict[tuple[str, str], list[int]] = {}
+    own: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for life, id, what in h.sends:
         attempts = own.setdefault((life, id), [])
-        if isinstance(what, int):
-            attempts.append(what)
+        if isinstance(what, Begun):
+            attempts.append((h.epoch(id, what.first), what.attempt))
         elif what in _BY_THE_SENDER and attempts:
             results = _results(h.stories.get(id, []))
             if all(results.get(attempt) != what for attempt in attempts):
@@ -104,33 +118,45 @@ def o5_stale_inert(h: History) -> Iterator[str]:
                 yield f"{life} has settled {id} as {what}; its history says {said} of its attempts {attempts}"
 
 
-def _results(story: Rows) -> dict[int, str]:
-    """How each attempt of a dispatch ended its claim, by the attempt's number."""
-    found: dict[int, str] = {}
-    begun = 0
+def _results(story: Rows) -> dict[tuple[int, int], str]:
+    """How each attempt of a dispatch ended its claim, by its epoch and number."""
+    found: dict[tuple[int, int], str] = {}
+    begun = (0, 0)
     for step in story:
-        if _starts(step):
-            begun = _meta(step)["attempt"]
+        if starts(step):
+            begun = attempt_of(step)
         elif step.reason_code in _BY_THE_SENDER:
             found.setdefault(begun, step.reason_code)
     return found
 
 
 def o6_upper_bound(h: History) -> Iterator[str]:
-    """There are never more attempts than allowed, nor more arrivals than attempts."""
-    arrived = Counter(arrival.id for arrival in h.arrivals)
-    for row in h.outbox:
+    """There are never more attempts than allowed, nor in any epoch more arrivals than attempts."""
+    arrived = Counter((arrival.id, h.epoch(arrival.id, arrival.first)) for arrival in h.arrivals)
+    for row, story in _stories(h):
         if row.max_attempts is not None and row.attempt > row.max_attempts:
             yield f"{row.key}: attempt {row.attempt} of {row.max_attempts}"
-        if arrived[row.id] > row.attempt:
-            yield f"{row.key} arrived {arrived[row.id]} times in {row.attempt} attempts"
+        for epoch, attempts in _attempts(row, story).items():
+            if arrived[row.id, epoch] > attempts:
+                yield f"{row.key} arrived {arrived[row.id, epoch]} times in {attempts} attempts of epoch {epoch}"
+
+
+def _attempts(row: Any, story: Rows) -> dict[int, int]:
+    """How many attempts each epoch of a dispatch has: of the present one the row says it."""
+    found: dict[int, int] = {}
+    for step in story if row.epoch else []:
+        if starts(step):
+            epoch, found[epoch] = attempt_of(step)
+        elif step.reason_code == Reason.RELEASED and not was_cut_short(step):
+            found[about(step)["epoch"]] -= 1
+    return found | {row.epoch: row.attempt}
 
 
 def o7_no_false_success(h: History) -> Iterator[str]:
     """What is delivered has arrived."""
-    arrived = {arrival.id for arrival in h.arrivals}
-    for row in h.outbox:
-        if row.status == Status.DELIVERED and row.id not in arrived:
+    arrived = {(arrival.id, h.epoch(arrival.id, arrival.first)) for arrival in h.arrivals}
+    for row in h.dispatches:
+        if row.status == Status.DELIVERED and (row.id, row.epoch) not in arrived:
             yield f"{row.key} is delivered and never arrived"
 
 
@@ -147,15 +173,14 @@ def o8_reason(h: History) -> Iterator[str]:
 
 def o9_explained_duplicates(h: History) -> Iterator[str]:
     """No attempt arrives twice; one after the first follows a recorded failure, a lost claim or a wait for an ack."""
-    twice = Counter((arrival.id, arrival.attempt) for arrival in h.arrivals)
-    for (id, attempt), times in twice.items():
+    twice = Counter((each.id, h.epoch(each.id, each.first), each.attempt) for each in h.arrivals)
+    for (id, _, attempt), times in twice.items():
         if times > 1:
             yield f"attempt {attempt} of {id} arrived {times} times"
     for story in h.stories.values():
-        steps = [step for step in story if step.reason_code not in STALE]
-        for before, step in pairwise(steps):
-            if _starts(step) and _meta(step)["attempt"] > 1 and not _explains(before):
-                yield f"attempt {_meta(step)['attempt']} of {step.entity} came after {before.reason_code}"
+        for before, step in pairwise(changes(story)):
+            if starts(step) and about(step)["attempt"] > 1 and not _explains(before):
+                yield f"attempt {about(step)['attempt']} of {step.entity} came after {before.reason_code}"
 
 
 def _explains(step: Any) -> bool:
@@ -167,10 +192,10 @@ def o10_backoff(h: History) -> Iterator[str]:
     """A pause between attempts is never shorter than the schedule says, nor than a Retry-After."""
     for row, story in _stories(h):
         plan = msgspec.json.decode(row.body, type=Message).plan
-        for before, step in pairwise(step for step in story if step.reason_code not in STALE):
-            if before.reason_code != Reason.RETRY_BACKOFF or not _starts(step):
+        for before, step in pairwise(changes(story)):
+            if before.reason_code != Reason.RETRY_BACKOFF or not starts(step):
                 continue
-            made = _meta(before)["attempt"]
+            made = about(before)["attempt"]
             steady = 0 if row.kind == SMS.name else min(STEADY_CAP, STEADY_FIRST * 2 ** (made - 1))
             least = max(steady, FLOOR_SECONDS if word_of(plan, made) == "later" else 0)
             if step.at - before.at < least * SECOND:
@@ -182,33 +207,46 @@ def o11_budget(h: History) -> Iterator[str]:
     for row, story in _stories(h):
         for step in story:
             late = row.first_attempt_at is not None and step.at > row.first_attempt_at + MAIL_BUDGET_SECONDS * SECOND
-            if row.kind == MAIL.name and _starts(step) and _meta(step)["attempt"] > 2 and late:
-                yield f"{row.key}: attempt {_meta(step)['attempt']} started after the budget"
+            if row.kind == MAIL.name and starts(step, epoch=row.epoch) and about(step)["attempt"] > 2 and late:
+                yield f"{row.key}: attempt {about(step)['attempt']} started after the budget"
 
 
 def o12_expiry(h: History) -> Iterator[str]:
     """No attempt starts when the dispatch's deadline has passed."""
     for row, story in _stories(h):
         for step in story:
-            if row.expires_at is not None and _starts(step) and step.at >= row.expires_at:
-                yield f"{row.key}: attempt {_meta(step)['attempt']} started after its deadline"
+            if row.expires_at is not None and starts(step, epoch=row.epoch) and step.at >= row.expires_at:
+                yield f"{row.key}: attempt {about(step)['attempt']} started after its deadline"
 
 
 def o13_lane_order(h: History) -> Iterator[str]:
     """In a lane no attempt starts before all that was sent earlier is at its end; only one of it is ever due."""
-    sent = {step.entity: step.id for step in h.transitions if step.reason_code == Reason.ENQUEUED}
-    of_lanes = [row for row in h.outbox if row.lane is not None]
+    of_lanes = [row for row in h.dispatches if row.lane is not None]
     for lane, rows in grouped(of_lanes, "lane").items():
         over = 0
-        for row in sorted(rows, key=lambda row: sent[row.id]):
-            steps = [step for step in h.stories[row.id] if step.reason_code not in STALE]
-            first = next((step.id for step in steps if _starts(step)), None)
-            if first is not None and first < over:
-                yield f"{row.key} started in {lane} before those that were sent earlier had ended"
-            over = max(over, steps[-1].id if row.status in TERMINAL else FOR_EVER)
+        stays = sorted((stay, row.key) for row in rows for stay in _stays(h.stories[row.id]))
+        for (_, first, end), key in stays:
+            if first < over:
+                yield f"{key} started in {lane} before those that were sent earlier had ended"
+            over = max(over, end)
         due = [row.key for row in rows if row.due_at is not None and row.status not in TERMINAL]
         if len(due) > 1:
             yield f"{due} of {lane} are due at once"
+
+
+def _stays(story: Rows) -> Iterator[tuple[int, int, int]]:
+    """The places in history at which a member of a lane came, started and left: once for each of its epochs."""
+    came, first, left = 0, FOR_EVER, FOR_EVER
+    for step in changes(story):
+        if step.reason_code in (Reason.ENQUEUED, Reason.OPERATOR_RETRY):
+            if came:
+                yield came, first, left
+            came, first, left = step.id, FOR_EVER, FOR_EVER
+        elif starts(step):
+            first = min(first, step.id)
+        if step.to_status in TERMINAL:
+            left = step.id
+    yield came, first, left
 
 
 def o14_lease_fits(h: History) -> Iterator[str]:
@@ -220,9 +258,9 @@ def o14_lease_fits(h: History) -> Iterator[str]:
     for life, id, what in h.sends:
         if what == ENDED:
             sending = {each: owner for each, owner in sending.items() if owner != life}
-        elif isinstance(what, int):
+        elif isinstance(what, Begun):
             if id in sending:
-                yield f"{life} sends {id}, attempt {what}, while {sending[id]} does"
+                yield f"{life} sends {id}, attempt {what.attempt}, while {sending[id]} does"
             sending[id] = life
         else:
             sending.pop(id, None)
@@ -230,16 +268,18 @@ def o14_lease_fits(h: History) -> Iterator[str]:
 
 def o15_stable_key(h: History) -> Iterator[str]:
     """Every attempt carries the same body and a true number, and says so if an earlier one has arrived."""
-    rows = {row.id: row for row in h.outbox}
-    first: dict[str, int] = {}
+    rows = {row.id: (row, _attempts(row, story)) for row, story in _stories(h)}
+    first: dict[str, tuple[int, int]] = {}
     for arrival in h.arrivals:
-        row = rows.get(arrival.id)
+        row, attempts = rows.get(arrival.id, (None, {}))
+        epoch = h.epoch(arrival.id, arrival.first)
         if row is not None and msgspec.json.decode(row.body) != msgspec.json.decode(arrival.body):
             yield f"{arrival.key} arrived with another body"
-        if row is not None and not 1 <= arrival.attempt <= row.attempt:
-            yield f"{arrival.key} arrived as attempt {arrival.attempt}, there were {row.attempt}"
+        if row is not None and not 1 <= arrival.attempt <= attempts.get(epoch, 0):
+            yield f"{arrival.key} arrived as attempt {arrival.attempt} of epoch {epoch}, there were {attempts}"
         # An attempt that was thought dead and arrives after later ones began before they did.
-        if first.setdefault(arrival.id, arrival.attempt) < arrival.attempt and not arrival.possible_duplicate:
+        this = (epoch, arrival.attempt)
+        if first.setdefault(arrival.id, this) < this and not arrival.possible_duplicate:
             yield f"{arrival.key} arrived again and did not say that it may"
 
 
@@ -247,7 +287,7 @@ def o16_one_result(h: History) -> Iterator[str]:
     """An attempt has one result: it ended its claim, or came after the claim was over, and never both."""
     for id, story in h.stories.items():
         results = [step for step in story if step.reason_code in _BY_THE_SENDER | STALE]
-        for attempt, times in Counter(_meta(step)["attempt"] for step in results).items():
+        for (_, attempt), times in Counter(map(attempt_of, results)).items():
             if times > 1:
                 yield f"attempt {attempt} of {id} has {times} results"
 
@@ -255,7 +295,7 @@ def o16_one_result(h: History) -> Iterator[str]:
 def o17_outcome_routed(h: History) -> Iterator[str]:
     """How a dispatch of a stream ended is an event of the stream, from the same moment on."""
     known = h.known
-    for row in h.outbox:
+    for row in h.dispatches:
         told = (row.stream, outcome_id(row.key, row.epoch, row.status)) in known
         if row.stream and row.status in TERMINAL and not told:
             yield f"{row.key} is {row.status} and {row.stream} was not told"
@@ -276,27 +316,35 @@ def o18_alerted(h: History) -> Iterator[str]:
 
 def _stories(h: History) -> Iterator[tuple[Any, Rows]]:
     found = h.stories
-    return ((row, found.get(row.id, [])) for row in h.outbox)
+    return ((row, found.get(row.id, [])) for row in h.dispatches)
 
 
 def _ends(h: History) -> Iterator[tuple[Any, Any]]:
     """The dispatches that are at their end, each with the step that ended it."""
     for row, story in _stories(h):
-        steps = [step for step in story if step.reason_code not in STALE]
+        steps = changes(story)
         if row.status in TERMINAL and steps:
             yield row, steps[-1]
 
 
-def _meta(step: Any) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(step.metadata)
-    return found
+def changes(story: Rows) -> Rows:
+    """The steps of a history that changed something."""
+    return [step for step in story if step.reason_code not in WITHOUT_EDGE]
 
 
-def _starts(step: Any) -> bool:
-    """Whether this step is the start of an attempt: not the claim that only ends a dispatch."""
-    return bool(step.reason_code == Reason.ATTEMPT) and not step.summary.endswith("no attempt")
+def attempt_of(step: Any) -> tuple[int, int]:
+    """The epoch and the number of the attempt that a step is about."""
+    found = about(step)
+    return found.get("epoch", 0), found["attempt"]
 
 
-def _was_cut_short(step: Any) -> bool:
+def starts(step: Any, *, epoch: int | None = None) -> bool:
+    """Whether this step is the start of an attempt (of an epoch): not the claim that only ends a dispatch."""
+    if step.reason_code != Reason.ATTEMPT or step.summary.endswith("no attempt"):
+        return False
+    return epoch is None or attempt_of(step)[0] == epoch
+
+
+def was_cut_short(step: Any) -> bool:
     """Whether what was given back had begun, so that it stays counted."""
     return "cut short" in step.summary

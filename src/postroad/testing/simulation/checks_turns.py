@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from postroad.model.ids import timer_event_id
+from postroad.model.lifecycle import Status
 from postroad.testing.simulation.history import History, grouped
 from postroad.testing.simulation.workload import AUDIT, NOTED, REPLACED, Noted, Order, Step
 
@@ -68,7 +69,7 @@ def _noted(h: History) -> Iterator[Any]:
 def _missing(h: History, stream: str, step: Step) -> Iterator[str]:
     match step.do:
         case "send":
-            rows = [row for row in h.outbox if row.key == step.name]
+            rows = [row for row in h.dispatches if row.key == step.name]
             if not rows or (rows[0].stream, rows[0].kind) != (stream, step.kind):
                 yield f"its dispatch {step.name} is missing"
         case "publish":
@@ -77,6 +78,9 @@ def _missing(h: History, stream: str, step: Step) -> Iterator[str]:
         case "timer" | "rearm":
             if (stream, step.name) not in {(row.stream, row.key) for row in h.timers}:
                 yield f"its timer {step.name} is missing"
+        case "ack":
+            if not any(row.id in step.name and row.status == Status.ACKED for row in h.dispatches):
+                yield f"its acknowledgement of {step.name} is missing"
         case "write":
             if step.name not in h.written:
                 yield f"its row {step.name} is missing"
@@ -90,8 +94,8 @@ def _undecided(h: History, steps: list[tuple[str, Step]]) -> Iterator[str]:
     wrote = {step.name for _, step in steps if step.do == "write"}
     wrote |= {call.key for call in h.ledger.calls if call.joined}
     asked = {call.key for call in h.ledger.attempted("send")}
-    for row in h.outbox:
-        if row.key not in (sent if row.stream else asked):
+    for row in h.dispatches:
+        if "replay_of" not in row.origin and row.key not in (sent if row.stream else asked):
             yield f"dispatch {row.key} of {row.stream!r} was never decided"
     yield from (f"timer {place} was never decided" for place in _places(h) - set_)
     yield from (f"row {name} was never decided" for name in h.written - wrote)

@@ -42,6 +42,17 @@ class Clients:
         self._repeats = options.repeats
         self._burst = options.burst
 
+    @property
+    def keys(self) -> list[str]:
+        """Keys of dispatches that somebody has asked for, or will perhaps; the latest last."""
+        return self._draws.keys
+
+    def offer(self, stream: str, key: str, order: Order) -> list[Call]:
+        """A block of one call that publishes this order, begun; `make` it."""
+        self._blocks += 1
+        data = msgspec.json.encode(order).decode()
+        return [self._ledger.begin(verb="publish", stream=stream, key=key, data=data, block=self._blocks)]
+
     def begin(self) -> list[Call]:
         """Draw a block of calls, and write that they begin."""
         asked, joined = self._unanswered() or self._drawn()
@@ -144,6 +155,6 @@ def _record(tx: Any, block: Sequence[Call]) -> None:
                 tx.publish(call.stream, ORDER, msgspec.json.decode(call.data, type=Order), key=call.key)
             case "send":
                 kind, message = msgspec.json.decode(call.data, type=tuple[str, Message])
-                tx.send(BY_NAME[kind], message, to=call.stream, key=call.key)
+                tx.send(BY_NAME[kind], message, to=call.stream, key=call.key, ack=message.ack)
             case _:
                 tx.set_timer(call.key, after=msgspec.json.decode(call.data), stream=call.stream, data={})

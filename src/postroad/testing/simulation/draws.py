@@ -49,12 +49,12 @@ class Draws:
 
     def message(self) -> Message:
         """A message, most of them harmless."""
-        return Message(self.plan(), self._take())
+        return Message(self.plan(), self._take(), self._ack())
 
     def plan(self) -> list[str]:
         """How attempts to send end."""
         if not self.chance(self._options.send_trouble):
-            return ["ok"]
+            return ["lingers" if self._options.acks and self.chance(0.3) else "ok"]
         words = ("lost", "unknown", "later", "later", "giveup", "slow", "late", "stuck", "error")
         return [self.choice(words) for _ in range(int(1 + 3 * self.entropy.fraction()))] + [
             self.choice(("ok", "ok", "error"))
@@ -70,7 +70,7 @@ class Draws:
             case "send":
                 key = self.keys[-1] if self.keys and self.chance(0.03) else name
                 self.keys.append(key)
-                about = (self._after(), self.plan(), self._expiry(), self._take(), self._lane())
+                about = (self._after(), self.plan(), self._expiry(), self._take(), self._lane(), self._ack())
                 return Step(do, key, self.choice(tuple(BY_NAME)), *about)
             case "timer":
                 self.timers.append((stream, name))
@@ -86,6 +86,9 @@ class Draws:
 
     def _lane(self) -> str:
         return self.choice(LANES) if self.chance(self._options.lanes) else ""
+
+    def _ack(self) -> bool:
+        return self._options.acks > 0 and self.chance(self._options.acks)
 
     def _take(self) -> float:
         return round(self.entropy.fraction() * 3.5, 3) if self.chance(0.4) else 0

@@ -6,10 +6,13 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, text
 
+from postroad.model.lifecycle import Reason
+from postroad.store import schema
 from postroad.store.statements import Statement
+from postroad.testing.simulation.deeds import Deed
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import Options
-from postroad.testing.simulation.sink import Arrival
+from postroad.testing.simulation.sink import Arrival, Begun
 from postroad.testing.simulation.workload import ORDER, Order
 
 Rows = list[Any]
@@ -20,8 +23,13 @@ _ORDER = {
 }  # fmt: skip
 _SELECT = {name: Statement(f"SELECT * FROM {{p}}{name} ORDER BY {_ORDER[name]}") for name in TABLES}
 
+_TOMBSTONES = Statement("SELECT * FROM {p}tombstones ORDER BY scope, key")
+_AUDIT = Statement("SELECT * FROM {p}audit ORDER BY id")
+_OUTBOX = [column.name for column in schema.outbox.columns]
+
 # What the product's own tables don't keep, or only as the product says it: the place in the inbox of each event
-# that landed, and when a timer's event came, by the simulation's own clock (`sim_now`, defined per connection).
+# that landed, when a timer's event came, by the simulation's own clock (`sim_now`, defined per connection), and what
+# a dispatch was when its row was deleted.
 INSTRUMENTS = (
     "CREATE TABLE sim_written (name TEXT PRIMARY KEY)",
     "CREATE TABLE sim_landed (stream TEXT, seq INTEGER, position INTEGER)",
@@ -31,6 +39,9 @@ INSTRUMENTS = (
     "CREATE TABLE sim_rang (stream TEXT, event_id TEXT, at INTEGER)",
     "CREATE TRIGGER sim_ringing AFTER INSERT ON postroad_inbox WHEN NEW.event_id LIKE 'evt:%' BEGIN "
     "INSERT INTO sim_rang VALUES (NEW.stream, NEW.event_id, sim_now()); END",
+    "CREATE TABLE sim_purged AS SELECT * FROM postroad_outbox WHERE 0",
+    f"CREATE TRIGGER sim_purging AFTER DELETE ON postroad_outbox BEGIN INSERT INTO sim_purged ({', '.join(_OUTBOX)}) "
+    f"VALUES ({', '.join(f'OLD.{name}' for name in _OUTBOX)}); END",
 )
 
 
@@ -55,7 +66,11 @@ class History(msgspec.Struct, kw_only=True, dict=True):
     written: set[str] = set()
     landed: Rows = []
     rang: Rows = []
-    sends: list[tuple[str, str, int | str]] = []
+    purged: Rows = []
+    tombstones: Rows = []
+    audit: Rows = []
+    deeds: list[Deed] = []
+    sends: list[tuple[str, str, Begun | str]] = []
     arrivals: list[Arrival] = []
     rung: list[Any] = []
     tried: list[tuple[str, str, int]] = []
@@ -74,6 +89,20 @@ class History(msgspec.Struct, kw_only=True, dict=True):
         return grouped(self.transitions, "entity")
 
     @cached_property
+    def dispatches(self) -> Rows:
+        """Every dispatch that was ever committed: the outbox's rows, and as they were last those that were purged."""
+        return [*self.outbox, *(row for row in self.purged if row.id in self.stories)]
+
+    def epoch(self, id: str, first: int) -> int:
+        """The epoch of a dispatch whose first attempt began then; -1: no attempt did. 0 if nobody said when."""
+        return self._firsts.get((id, first), -1) if first else 0
+
+    @cached_property
+    def _firsts(self) -> dict[tuple[str, int], int]:
+        firsts = (step for step in self.transitions if step.reason_code == Reason.ATTEMPT)
+        return {(step.entity, step.at): meta["epoch"] for step in firsts if (meta := about(step))["attempt"] == 1}
+
+    @cached_property
     def known(self) -> dict[tuple[str, str], Any]:
         """Every event and entry there is, by stream and id: the log's row, else the inbox's."""
         found = {(row.stream, row.event_id): row for row in self.inbox}
@@ -84,6 +113,12 @@ class History(msgspec.Struct, kw_only=True, dict=True):
         """Every order that there is, by stream and id."""
         rows = self.known.items()
         return {at: msgspec.json.decode(row.data, type=Order) for at, row in rows if row.kind == ORDER.name}
+
+
+def about(step: Any) -> dict[str, Any]:
+    """What a row of history says in numbers: its attempt and epoch."""
+    found: dict[str, Any] = msgspec.json.decode(step.metadata)
+    return found
 
 
 def grouped(rows: Rows, *names: str) -> dict[Any, Rows]:
@@ -98,6 +133,15 @@ def grouped(rows: Rows, *names: str) -> dict[Any, Rows]:
 def tables(conn: Connection) -> dict[str, Any]:
     """All rows of the product's tables as one read transaction sees them."""
     return {name: list(select(conn)) for name, select in _SELECT.items()}
+
+
+def operated(conn: Connection) -> dict[str, Any]:
+    """What operators have written, and which rows were deleted."""
+    return {
+        "purged": list(conn.execute(text("SELECT * FROM sim_purged ORDER BY id"))),
+        "tombstones": list(_TOMBSTONES(conn)),
+        "audit": list(_AUDIT(conn)),
+    }
 
 
 def instruments(conn: Connection) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from postroad.testing.simulation.mutants import Mutant
+from postroad.testing.simulation.planting import Mutant
 from postroad.testing.simulation.seeds import play
 
 SEEDS = 300

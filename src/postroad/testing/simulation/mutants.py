@@ -5,7 +5,7 @@ mutant drops both. A jitter of zero is not among them: no invariant can see it.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 from unittest.mock import patch
@@ -35,30 +35,12 @@ from postroad.store import (
     turns,
 )
 from postroad.store.statements import Statement
-
-Planting = Callable[[], AbstractContextManager[object]]
-TICK = SECOND // 10
-
-
-class Mutant(msgspec.Struct, frozen=True, kw_only=True):
-    """A bug that can be planted: what it is, in the words of the guarantees and in ours."""
-
-    name: str
-    guarantee: str
-    says: str
-    plant: Planting
-
+from postroad.testing.simulation import mutants_people
+from postroad.testing.simulation.planting import Mutant, into
 
 MUTANTS: dict[str, Mutant] = {}
-
-
-def _planted(guarantee: str) -> Callable[[Planting], Planting]:
-    def declare(plant: Planting) -> Planting:
-        name = getattr(plant, "__name__", "")
-        MUTANTS[name] = Mutant(name=name, guarantee=guarantee, says=(plant.__doc__ or "").strip(), plant=plant)
-        return plant
-
-    return declare
+planted = into(MUTANTS)
+TICK = SECOND // 10
 
 
 def _commit_here(conn: Any) -> None:
@@ -83,7 +65,7 @@ def _committing(owner: object, name: str, *, after: bool) -> AbstractContextMana
     return patch.object(owner, name, step)
 
 
-@_planted("drop the token from the completion's WHERE")
+@planted("drop the token from the completion's WHERE")
 def forgets_the_token() -> AbstractContextManager[object]:
     """Whoever settles a dispatch is taken for its claimant."""
     real = settle.settle
@@ -100,7 +82,7 @@ def forgets_the_token() -> AbstractContextManager[object]:
     return patch.object(settle, "settle", settles)
 
 
-@_planted("forget to fence; drop expected_version")
+@planted("forget to fence; drop expected_version")
 @contextmanager
 def forgets_the_fence_and_the_version() -> Iterator[None]:
     """A turn commits whoever holds its stream by now, whatever the log's version is."""
@@ -118,25 +100,25 @@ def forgets_the_fence_and_the_version() -> Iterator[None]:
         yield
 
 
-@_planted("move `mark done` to its own transaction (turns)")
+@planted("move `mark done` to its own transaction (turns)")
 def consumes_apart() -> AbstractContextManager[object]:
     """A turn's events are consumed in one transaction, what it decided is written in the next."""
     return _committing(turns, "_record", after=True)
 
 
-@_planted("move `mark done` to its own transaction (timers)")
+@planted("move `mark done` to its own transaction (timers)")
 def marks_timers_apart() -> AbstractContextManager[object]:
     """A timer's event is published in one transaction, the timer marked in the next."""
     return _committing(timers, "_publish", after=True)
 
 
-@_planted("move `mark done` to its own transaction (outcomes)")
+@planted("move `mark done` to its own transaction (outcomes)")
 def tells_apart() -> AbstractContextManager[object]:
     """A dispatch ends in one transaction, its stream is told in the next."""
     return _committing(moves, "_tell", after=False)
 
 
-@_planted("patch due time in a second transaction")
+@planted("patch due time in a second transaction")
 def delays_apart() -> AbstractContextManager[object]:
     """A failed attempt's dispatch is due at once, and its pause comes in a transaction of its own."""
     real = moves.apply
@@ -153,7 +135,7 @@ def delays_apart() -> AbstractContextManager[object]:
     return patch.object(moves, "apply", apply)
 
 
-@_planted("mark delivered before sending")
+@planted("mark delivered before sending")
 def marks_before_sending() -> AbstractContextManager[object]:
     """A dispatch is settled as delivered, then sent."""
     begin = Dispatcher._begin
@@ -172,7 +154,7 @@ def marks_before_sending() -> AbstractContextManager[object]:
     return patch.object(Dispatcher, "_begin", begins)
 
 
-@_planted("send before commit")
+@planted("send before commit")
 @contextmanager
 def sends_before_commit() -> Iterator[None]:
     """A dispatch is sent first, then its claim is committed."""
@@ -210,7 +192,7 @@ class _Undone(Exception):
     pass
 
 
-@_planted("mark delivered without sending")
+@planted("mark delivered without sending")
 def delivers_unsent() -> AbstractContextManager[object]:
     """What is claimed counts as sent."""
 
@@ -220,32 +202,32 @@ def delivers_unsent() -> AbstractContextManager[object]:
     return patch.object(Dispatcher, "_begin", begins)
 
 
-@_planted("fire timers early by one tick")
+@planted("fire timers early by one tick")
 def fires_early() -> AbstractContextManager[object]:
     """Timers fire a tenth of a second before their time."""
     fire = timers.fire
     return patch.object(timers, "fire", lambda conn, *, limit, now: fire(conn, limit=limit, now=now + TICK))
 
 
-@_planted("dedupe without a look in the log")
+@planted("dedupe without a look in the log")
 def looks_only_at_the_inbox() -> AbstractContextManager[object]:
     """Publishing doesn't look for the event in the log."""
     return patch.object(inbox, "_landed", lambda conn, keys: {})
 
 
-@_planted("dedupe without looking at the content")
+@planted("dedupe without looking at the content")
 def takes_any_content() -> AbstractContextManager[object]:
     """Other content under a known event's id is accepted and dropped."""
     return patch.object(inbox, "_compare", lambda event, first: None)
 
 
-@_planted("swallow `info` as `fail`, then retry blindly")
+@planted("swallow `info` as `fail`, then retry blindly")
 def settles_blindly() -> AbstractContextManager[object]:
     """A settle whose COMMIT was not answered is made again without a look at what has happened."""
     return patch.object(settle, "unsettled", lambda conn, batch: {each.id for each in batch})
 
 
-@_planted("swallow `info` as `fail`: an answer is made up")
+@planted("swallow `info` as `fail`: an answer is made up")
 def takes_unknown_for_done() -> AbstractContextManager[object]:
     """A group whose COMMIT was not answered is taken for committed."""
     real = groups._write
@@ -266,7 +248,7 @@ def takes_unknown_for_done() -> AbstractContextManager[object]:
     return patch.object(groups, "_write", write)
 
 
-@_planted("lease shorter than timeout")
+@planted("lease shorter than timeout")
 def claims_briefly() -> AbstractContextManager[object]:
     """A dispatch is claimed for a second, however long it may take to send."""
     real = dispatch_claims.claim
@@ -277,32 +259,32 @@ def claims_briefly() -> AbstractContextManager[object]:
     return patch.object(dispatch_claims, "claim", claim)
 
 
-@_planted("no limits: attempts, budget, deadline")
+@planted("no limits: attempts, budget, deadline")
 def never_ends() -> AbstractContextManager[object]:
     """Deadlines, budgets and attempts are not looked at before a claim."""
     return patch.object(dispatch_claims, "_end", lambda row, policy, *, now: None)
 
 
-@_planted("Retry-After undercut")
+@planted("Retry-After undercut")
 def ignores_retry_after() -> AbstractContextManager[object]:
     """An attempt that failed is retried by the schedule alone, whatever its destination asked for."""
     judge = verdicts.judge
     return patch.object(dispatcher, "judge", lambda result, sender: (*judge(result, sender)[:3], 0))
 
 
-@_planted("outcome lost")
+@planted("outcome lost")
 def loses_outcomes() -> AbstractContextManager[object]:
     """How a dispatch ended is not told to its stream."""
     return patch.object(moves, "_tell", lambda conn, told, *, now: frozenset())
 
 
-@_planted("alert lost")
+@planted("alert lost")
 def loses_alerts() -> AbstractContextManager[object]:
     """What nobody handles is not raised."""
     return patch.object(alerts, "raise_alerts", lambda conn, raised, *, now: None)
 
 
-@_planted("mark rung before ringing")
+@planted("mark rung before ringing")
 def marks_before_ringing() -> AbstractContextManager[object]:
     """Alerts are marked as rung, then they ring."""
     real = Ringer._tell
@@ -314,7 +296,7 @@ def marks_before_ringing() -> AbstractContextManager[object]:
     return patch.object(Ringer, "_tell", tell)
 
 
-@_planted("lost wake-up: a stream is left behind")
+@planted("lost wake-up: a stream is left behind")
 def strands() -> AbstractContextManager[object]:
     """A stream's claim ends without a look at what else waits there."""
     real = queues.free
@@ -328,26 +310,26 @@ def strands() -> AbstractContextManager[object]:
     return patch.object(queues, "free", free)
 
 
-@_planted("a lane's order is lost")
+@planted("a lane's order is lost")
 def promotes_the_last() -> AbstractContextManager[object]:
     """Of a lane the newest member goes next."""
     backwards = Statement(lanes._NEXT._sql.replace("ORDER BY m.lane, m.number", "ORDER BY m.number DESC"))
     return patch.object(lanes, "_NEXT", backwards)
 
 
-@_planted("a lane is stranded")
+@planted("a lane is stranded")
 def leaves_no_lane() -> AbstractContextManager[object]:
     """The end of a dispatch lets nothing of its lane go on."""
     return patch.object(lanes, "leave", lambda conn, gone, *, now: None)
 
 
-@_planted("orphaned run")
+@planted("orphaned run")
 def forgets_the_run() -> AbstractContextManager[object]:
     """A turn's run is not ended with its commit."""
     return patch.object(runs, "end", lambda conn, ends, *, now: None)
 
 
-@_planted("group commit answers before COMMIT")
+@planted("group commit answers before COMMIT")
 @contextmanager
 def answers_before_commit() -> Iterator[None]:
     """The members of a group hear that they are written before the group is committed."""
@@ -367,7 +349,7 @@ def answers_before_commit() -> Iterator[None]:
         yield
 
 
-@_planted("a refused member of a group leaves its writes")
+@planted("a refused member of a group leaves its writes")
 def keeps_what_was_refused() -> AbstractContextManager[object]:
     """A group that is written member by member has no savepoints."""
     real = groups._guarded
@@ -377,3 +359,6 @@ def keeps_what_was_refused() -> AbstractContextManager[object]:
             return real(member, conn, now=now)
 
     return patch.object(groups, "_guarded", guarded)
+
+
+MUTANTS |= mutants_people.MUTANTS

@@ -9,7 +9,7 @@ OPERATIONS = 200
 # What can be switched off, one by one: how a failure gets smaller.
 TROUBLES = (
     "kills", "shutdowns", "pauses", "jumps", "crash_statement", "crash_failpoint", "crash_send", "lost_commit",
-    "latency", "gathers", "send_trouble", "turn_trouble", "repeats", "think", "lanes",
+    "latency", "gathers", "send_trouble", "turn_trouble", "repeats", "think", "lanes", "acks", "regrets", "operators",
 )  # fmt: skip
 
 
@@ -18,6 +18,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     An operation is one publish, send or timer of a client; a client makes up to `burst` of them in one transaction,
     and is answered for each. `gathers` is how long, on average, a writer is busy before it begins its next group.
+    `acks`: the share of dispatches that ask for an acknowledgement; `regrets` and `operators`: how often after a block
+    a program withdraws something, and an operator does something.
 
     Each fault is on in about half of the seeds (Groce and others, "Swarm Testing", ISSTA 2012): faults that
     are always on hide what only happens without them.
@@ -55,6 +57,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     turn_trouble: float
     repeats: float
     lanes: float
+    acks: float
+    regrets: float
+    operators: float
 
 
 def draw(seed: int, *, operations: int = OPERATIONS, without: Iterable[str] = ()) -> Options:
@@ -100,4 +105,7 @@ def _drawn(seed: int, operations: int) -> Options:
         turn_trouble=sometimes(rng.choice((0.05, 0.15)), 0.02),
         repeats=sometimes(0.2, 0.05),
         lanes=sometimes(rng.choice((0.2, 0.8))),
+        acks=sometimes(rng.choice((0.3, 0.8))),
+        regrets=sometimes(rng.choice((0.3, 0.8))),
+        operators=sometimes(rng.choice((0.3, 0.8))),
     )

@@ -16,7 +16,7 @@ from postroad.model.entropy import SeededEntropy
 from postroad.store.database import Database
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.stepped import SteppedCalls, SteppedDatabase, SteppedKeeper
-from postroad.testing.simulation.workload import Message, Outside, declare
+from postroad.testing.simulation.workload import SECRET, Message, Outside, declare
 
 CURRENT: ContextVar["Process | None"] = ContextVar("simulated process", default=None)
 
@@ -101,7 +101,7 @@ class Process:
         self.paused_until = 0
         self.paused_over = ("", "")
         self.database = SteppedDatabase(world.url, clock=world.clock, place=self)
-        self.post = Postroad(world.url)
+        self.post = Postroad(world.url, secret_key=SECRET)
         outside = Outside(arrive=self._arrive, tried=world.tried, ring=world.rang, alive=lambda: not self.dead)
         declare(self.post, world.options, outside, faxes=faxes)
         self.post._opened = self.database

@@ -21,7 +21,7 @@ from postroad.model.failpoints import arm
 from postroad.store import migrations
 from postroad.store.database import Database
 from postroad.store.executor import Inline
-from postroad.testing.simulation.history import INSTRUMENTS, History, tables
+from postroad.testing.simulation.history import INSTRUMENTS, History, operated, tables
 from postroad.testing.simulation.options import OPERATIONS, TROUBLES, Options, draw
 from postroad.testing.simulation.virtual import VirtualLoop
 from postroad.testing.simulation.world import Run
@@ -98,7 +98,7 @@ def _play(options: Options, clock: FakeClock, path: Path) -> tuple[Run, str | No
 def _digest(run: Run, path: Path) -> str:
     """A fingerprint of the whole log and of everything in the database."""
     database = Database(f"sqlite:///{path}", clock=run.clock, executor=Inline())
-    found = database.read(tables)
+    found = database.read(tables) | database.read(operated)
     database.close()
     return hashlib.sha256("\n".join([*run.lines, str(sorted(found.items()))]).encode()).hexdigest()
 

@@ -1,5 +1,7 @@
 """Where messages arrive: the world outside, which remembers everything and survives every crash."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from postroad.model.clock import FakeClock
@@ -8,8 +10,18 @@ from postroad.model.dispatches import Alert
 ENDED = "ended"
 
 
+class Begun(NamedTuple):
+    """That an attempt has begun, and when the first one of its epoch had; what its process knows of the epoch."""
+
+    attempt: int
+    first: int
+
+
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """One message as the destination got it. `attempt` is what its envelope said; times in microseconds."""
+    """One message as the destination got it. `attempt` is what its envelope said; times in microseconds.
+
+    `first`: when the first attempt of its epoch began.
+    """
 
     at: int
     process: str
@@ -18,6 +30,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     to: str
     attempt: int
+    first: int = 0
     body: str
     possible_duplicate: bool = False
 
@@ -25,7 +38,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 class Sink:
     """Everything that arrived, in order, every alert that rang, every call of a handler (stream, turn, attempt).
 
-    `sends` is how sends began (life, id, attempt) and were settled (life, id, reason) as the processes said it, and
+    `sends` is how sends began (life, id, Begun) and were settled (life, id, reason) as the processes said it, and
     where a process's life ended (life, "", ENDED).
     """
 
@@ -33,7 +46,7 @@ class Sink:
         self._clock = clock
         self.arrivals: list[Arrival] = []
         self.rung: list[Alert] = []
-        self.sends: list[tuple[str, str, int | str]] = []
+        self.sends: list[tuple[str, str, Begun | str]] = []
         self.tried: list[tuple[str, str, int]] = []
 
     def arrive(self, **about: object) -> Arrival:

@@ -5,25 +5,33 @@ from collections.abc import Mapping
 
 from postroad.model.failpoints import FAILPOINTS
 from postroad.model.lifecycle import Reason, RunEnd, Status, TimerStatus
+from postroad.store.transitions import STALE
+from postroad.testing.simulation.deeds import Deed
 from postroad.testing.simulation.history import History, grouped
 from postroad.testing.simulation.ledger import Answer
+from postroad.testing.simulation.operating import ACTOR
 from postroad.testing.simulation.workload import REPLACED
 
-# Reached by operators, by acknowledgements and at gates, which the simulated programs have none of.
-_ELSEWHERE = frozenset(
-    {
-        Reason.HELD,
-        Reason.OPERATOR_RETRY,
-        Reason.ACKED,
-        Reason.ACK_TIMEOUT,
-        Reason.RESOLVED_SENT,
-        Reason.RESOLVED_DISCARDED,
-    }
-)
-# Nor is anything purged there.
-_REACHED_ELSEWHERE = frozenset(
-    {"migration.statement", "acks.verified", "purging.deleted", "purging.buried", "retention.ended"}
-)
+# The schema is made before a run begins, and all that has happened is kept.
+_REACHED_ELSEWHERE = frozenset({"migration.statement", "retention.ended"})
+# Reached by gates, which the simulated programs have none of.
+_ELSEWHERE = frozenset({Reason.HELD})
+# What operators do is done, refused, or left without an answer.
+_OPERATED = {
+    "an operator retries": "operator retry done",
+    "an operator retries with force": "operator retry forced done",
+    "an operator retries many": "operator retry many done",
+    "an operator resends what may have arrived": "operator resolve resend done",
+    "an operator replays": "operator replay done",
+    "an operator withdraws": "operator withdraw done",
+    "an operator purges": "operator purge done",
+    "an operator purges what is in flight": "operator purge forced done",
+    "an operator purges many": "operator purge many done",
+    "an operator is refused a retry": "operator retry refused",
+    "an operator is refused a resolve": "operator resolve refused",
+    "an operator is refused a purge": "operator purge refused",
+    "an operator gets no answer": "operator unanswered",
+}
 
 # A state and the count that says how often it was reached.
 SOMETIMES: Mapping[str, str] = {
@@ -50,6 +58,20 @@ SOMETIMES: Mapping[str, str] = {
     "an alert rings": "alert rung",
     "an alert rings twice": "alert rung twice",
     "a dispatch waits in a lane and is sent": "lane",
+    "an acknowledgement comes while its dispatch is being sent": "acked delivering",
+    "an acknowledgement comes between two sends": "acked pending",
+    "a send ends after its dispatch was acknowledged": "acked late",
+    "a dispatch is acknowledged twice": "acked twice",
+    "an acknowledgement is that of a turn": "acked by a turn",
+    "an acknowledgement gets no answer": "ack unanswered",
+    "an acknowledgement comes after the end": "ack refused AckRefused",
+    "an acknowledgement is of an earlier epoch": "ack refused BadAckToken",
+    "an acknowledgement comes after the purge": "ack refused DispatchNotFound",
+    "an acknowledgement of a later epoch ends it": "acked later epoch",
+    "a program withdraws": "withdrawn",
+    "a program withdraws too late": "withdrawn too late",
+    **_OPERATED,
+    "a key is offered again after its purge": "offered after purge",
     "a claim of a running turn is lost": "lease.lost",
     "a dispatch expires before its first attempt": "expired unattempted",
     "a dispatch arrives more than once": "arrived again",
@@ -64,6 +86,47 @@ SOMETIMES: Mapping[str, str] = {
 def unreached(counts: Counter[str]) -> list[str]:
     """The states that no seed of those counted has reached."""
     return [state for state, name in SOMETIMES.items() if not counts[name]]
+
+
+def _acked(h: History) -> Counter[str]:
+    """How dispatches were acknowledged."""
+    steps = [step for step in h.transitions if step.reason_code == Reason.ACKED]
+    counts = Counter(f"acked {step.from_status}" for step in steps)
+    counts["acked late"] = sum(h.stories[step.entity][-1].reason_code in STALE for step in steps)
+    counts["acked by a turn"] = sum(step.actor == "turn" for step in steps)
+    counts["acked later epoch"] = sum(row.status == Status.ACKED and row.epoch > 0 for row in h.dispatches)
+    acks = [deed for deed in h.deeds if deed.verb == "ack" and not deed.how]
+    accepted = Counter(deed.subject for deed in acks if deed.answer is Answer.OK)
+    counts["acked twice"] = sum(times > 1 for times in accepted.values())
+    counts["ack unanswered"] = sum(deed.answer is Answer.INFO for deed in acks)
+    counts.update(f"ack refused {deed.error}" for deed in acks if deed.answer is Answer.REFUSED)
+    return counts
+
+
+def _done(h: History) -> Counter[str]:
+    """What programs and operators have done, and how they were answered."""
+    counts: Counter[str] = Counter()
+    for deed in h.deeds:
+        if deed.who == "app" and deed.answer is Answer.OK:
+            counts["withdrawn" if deed.done else "withdrawn too late"] += 1
+        elif deed.who == ACTOR:
+            counts.update(_operated(deed))
+    purged = {row.key for row in h.tombstones}
+    counts["offered after purge"] = sum(call.key in purged for call in h.ledger.accepted("send"))
+    return counts
+
+
+def _operated(deed: Deed) -> list[str]:
+    if deed.answer is Answer.INFO:
+        return ["operator unanswered"]
+    words = [deed.verb, deed.how] if deed.how == "resend" else [deed.verb]
+    done = "done" if deed.done else "refused" if deed.refused else "in vain"
+    found = [f"operator {' '.join(words)} {done}"]
+    if deed.force:
+        found.append(f"operator {deed.verb} forced {done}")
+    if deed.answer is Answer.OK and not deed.subject:
+        found.append(f"operator {deed.verb} many {done}")
+    return found
 
 
 def reached(h: History) -> Counter[str]:
@@ -85,5 +148,7 @@ def reached(h: History) -> Counter[str]:
     counts["alert rung twice"] = sum(times > raised[about] for about, times in rung.items())
     counts["expired unattempted"] = sum(row.status == Status.EXPIRED and not row.attempt for row in h.outbox)
     counts["lane"] = sum(row.lane is not None and row.status == Status.DELIVERED for row in h.outbox)
+    counts.update(_acked(h))
+    counts.update(_done(h))
     counts["arrived again"] = sum(times > 1 for times in arrived.values())
     return counts

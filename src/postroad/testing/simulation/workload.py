@@ -25,14 +25,16 @@ from postroad.model.retry import Retry
 from postroad.testing.simulation.options import Options
 
 LOAD, ROOM, AUDIT = "load", "room", "audit"
+SECRET = "what signs acknowledgements in here"
 FLOOR_SECONDS = 3.0
+LINGER_SECONDS = 2.0  # between an arrival and the sender's return
 MAIL_BUDGET_SECONDS = 30
 # Every kind but SMS is retried after these times exactly, doubled each time up to the cap; SMS with jitter.
 STEADY_FIRST, STEADY_CAP = 2, 16
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that an order wants done. `name` is a key, or for `publish` the stream."""
+    """One thing that an order wants done. `name` is a key, for `publish` the stream, for `ack` the token."""
 
     do: str
     name: str
@@ -42,6 +44,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     expires: float | None = None
     take: float = 0
     lane: str = ""
+    ack: bool = False
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,10 +56,14 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message: how each attempt to send it ends; the last word holds for all that follow ([]: well)."""
+    """A message: how each attempt to send it ends; the last word holds for all that follow ([]: well).
+
+    `ack`: it was sent with the wish for an acknowledgement.
+    """
 
     plan: list[str] = []
     take: float = 0
+    ack: bool = False
 
 
 class Noted(msgspec.Struct, frozen=True):
@@ -88,28 +95,29 @@ class Outside(msgspec.Struct, frozen=True):
 
 def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bool) -> None:
     """Declare the simulated program; only one that `faxes` carries out the kind of that name."""
-    quick = Retry(attempts=options.send_attempts, first=1, cap=8)
-    steady = Retry(attempts=options.send_attempts, first=STEADY_FIRST, cap=STEADY_CAP, jitter=False)
-    thrifty = Retry(
-        attempts=options.send_attempts + 2, first=STEADY_FIRST, cap=STEADY_CAP, budget=MAIL_BUDGET_SECONDS, jitter=False
-    )
     special: dict[str, dict[str, Any]] = {
-        SMS.name: {"retry": quick},
-        MAIL.name: {"retry": thrifty},
         PAGE.name: {"on_failure": "alert"},
         PAY.name: {"on_unknown": "park"},
-        FAX.name: {},
     }
     for kind in KINDS:
         if kind is FAX and not faxes:
             handlers.elsewhere(FAX)
             continue
-        common: dict[str, Any] = {"timeout": options.send_timeout, "lease": options.lease, "retry": steady}
+        common: dict[str, Any] = {"timeout": options.send_timeout, "lease": options.lease}
         common["on_dead"] = "skip"  # here is nobody who would decide about a lane that a dead letter holds up
-        about = common | special[kind.name]
+        about = common | {"retry": retry_of(kind.name, options)} | special.get(kind.name, {})
         handlers.sender(kind, concurrency=options.concurrency, **about)(partial(_send, outside=outside))
     _declare_turns(handlers, options, partial(_decide, outside=outside))
     handlers.alert_sink(outside.ring)
+
+
+def retry_of(kind: str, options: Options) -> Retry:
+    """How often and when a kind is tried again: SMS with jitter, MAIL within a budget, the others steadily."""
+    if kind == SMS.name:
+        return Retry(attempts=options.send_attempts, first=1, cap=8)
+    more, budget = (2, MAIL_BUDGET_SECONDS) if kind == MAIL.name else (0, None)
+    attempts = options.send_attempts + more
+    return Retry(attempts=attempts, first=STEADY_FIRST, cap=STEADY_CAP, budget=budget, jitter=False)
 
 
 def _declare_turns(handlers: Handlers, options: Options, decide: Callable[[Turn], Any]) -> None:
@@ -172,8 +180,8 @@ def _replace(turn: Turn, key: str) -> None:
 
 
 def _send_step(turn: Turn, step: Step) -> None:
-    message = Message(step.plan, step.take)
-    about: dict[str, Any] = {"to": step.name, "key": step.name, "lane": step.lane or None}
+    message = Message(step.plan, step.take, step.ack)
+    about: dict[str, Any] = {"to": step.name, "key": step.name, "lane": step.lane or None, "ack": step.ack}
     turn.send(BY_NAME[step.kind], message, after=step.after, expires=step.expires, **about)
 
 
@@ -192,6 +200,7 @@ VERBS: dict[str, Callable[[Turn, Step], object]] = {
     "rearm": lambda turn, step: turn.rearm_timer(step.name, after=step.after, data={"of": step.name}),
     "cancel": lambda turn, step: turn.cancel_timer(step.name),
     "withdraw": lambda turn, step: turn.withdraw(step.name),
+    "ack": lambda turn, step: turn.ack(step.name),
     "write": lambda turn, step: turn.write(partial(_write, name=step.name)),
 }
 
@@ -202,6 +211,10 @@ async def _send(dispatch: Dispatch[Message], *, outside: Outside) -> str:
     match word:
         case "ok" | "":
             outside.arrive(dispatch)
+            return f"receipt of {dispatch.key}"
+        case "lingers":
+            outside.arrive(dispatch)
+            await asyncio.sleep(LINGER_SECONDS)
             return f"receipt of {dispatch.key}"
         case "lost":
             outside.arrive(dispatch)

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from postroad.engine.wakeups import Topic
-from postroad.model.clock import SECOND, FakeClock
+from postroad.model.clock import SECOND, FakeClock, micros
 from postroad.model.dispatches import Alert, Dispatch
 from postroad.model.errors import CommitUnknown
 from postroad.store import moments
@@ -20,11 +20,12 @@ from postroad.store.executor import Inline
 from postroad.testing.simulation.checkers import InvariantBroken, verify
 from postroad.testing.simulation.clients import Clients
 from postroad.testing.simulation.faults import Faults
-from postroad.testing.simulation.history import History, instruments, tables
+from postroad.testing.simulation.history import History, instruments, operated, tables
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import OPERATIONS, Options
+from postroad.testing.simulation.people import People
 from postroad.testing.simulation.process import CURRENT, Crash, Process
-from postroad.testing.simulation.sink import ENDED, Sink
+from postroad.testing.simulation.sink import ENDED, Begun, Sink
 from postroad.testing.simulation.sometimes import reached
 from postroad.testing.simulation.workload import Message
 
@@ -52,6 +53,7 @@ class Run:
         self.ledger = Ledger()
         self.sink = Sink(clock)
         self._clients = Clients(options, self.ledger, self.note)
+        self._people = People(self, self._clients)
         self._rng = Random(f"{options.seed}/schedule")
         self._processes: list[Process] = []
         self._lives = 0
@@ -104,7 +106,8 @@ class Run:
             block = self._clients.begin()
             made += len(block)
             self.counts["blocks"] += 1
-            self._inside(process, self._clients.make(process, block))
+            self.inside(process, self._clients.make(process, block))
+            self._people.meanwhile()
         self.counts["operations"] += made
         await asyncio.sleep(self._rng.random() * 20)
 
@@ -153,13 +156,14 @@ class Run:
     async def _someone(self) -> list[Process]:
         """The processes that live, as soon as there is one."""
         until = self.clock.monotonic() + HEAL_SECONDS * SECOND
-        while not (alive := self._alive()):
+        while not (alive := self.alive()):
             await asyncio.sleep(0.5)
             if self.clock.monotonic() > until:
                 raise Unexpected(f"{[process.name for process in self._processes]} neither end nor come back")
         return alive
 
-    def _alive(self) -> list[Process]:
+    def alive(self) -> list[Process]:
+        """The processes that live and are not told to end."""
         return [process for process in self._processes if not process.dead and not process.stop.is_set()]
 
     def _start(self, name: str) -> None:
@@ -170,7 +174,7 @@ class Run:
         seed = self.options.seed * 1_000_003 + self._lives
         process = Process(self, name=name, life=f"{name}/{self._lives}", seed=seed, faxes=name == SURVIVOR)
         self._processes.append(process)
-        self._inside(process, self._live(process))
+        self.inside(process, self._live(process))
 
     async def _live(self, process: Process) -> None:
         try:
@@ -186,7 +190,7 @@ class Run:
         process.dead = True
         self._fallen.put_nowait(process)
 
-    def _inside(self, process: Process, work: Any) -> None:
+    def inside(self, process: Process, work: Coroutine[Any, Any, None]) -> None:
         """Run something as part of a process: it dies with it."""
         context = contextvars.copy_context()
         context.run(CURRENT.set, process)
@@ -220,7 +224,7 @@ class Run:
         until = self.clock.monotonic() + HEAL_SECONDS * SECOND
         quiet = 0
         while quiet < 2:
-            for process in self._alive():  # one that died earlier may still come back
+            for process in self.alive():  # one that died earlier may still come back
                 if process.name != SURVIVOR:
                     process.stop.set()
             await asyncio.sleep(LOOK_EVERY_SECONDS)
@@ -268,7 +272,8 @@ class Run:
         history = History(
             options=self.options, now=self.clock.wall(), ledger=self.ledger, arrivals=list(self.sink.arrivals),
             rung=list(self.sink.rung), tried=list(self.sink.tried), sends=list(self.sink.sends), before=self.seen,
-            end=end, **self._observer.read(tables), **self._observer.read(instruments),
+            deeds=self._people.deeds, end=end, **self._observer.read(tables), **self._observer.read(instruments),
+            **self._observer.read(operated),
         )  # fmt: skip
         self.counts["checks"] += 1
         verify(history)
@@ -327,9 +332,10 @@ class Run:
         self.note(f"{dispatch.key} arrives from {process.name}, attempt {dispatch.attempt}")
         self.sink.arrive(
             process=process.name, id=dispatch.id, key=dispatch.key, kind=dispatch.kind, to=dispatch.to,
-            attempt=dispatch.attempt, body=msgspec.json.encode(dispatch.body).decode(),
-            possible_duplicate=dispatch.possible_duplicate,
+            attempt=dispatch.attempt, first=micros(dispatch.first_attempt_at, "first_attempt_at"),
+            body=msgspec.json.encode(dispatch.body).decode(), possible_duplicate=dispatch.possible_duplicate,
         )  # fmt: skip
+        self._people.got(dispatch)
 
     def tried(self, stream: str, turn: str, attempt: int) -> None:
         """A handler was called."""
@@ -357,7 +363,8 @@ class Run:
         self.counts[name] += 1
         self.note(f"{process.name} {name} {said}")
         if name == "dispatch.sending":
-            self.sink.sends.append((process.life, values["id"], values["attempt"]))
+            begun = Begun(values["attempt"], micros(values["dispatch"].first_attempt_at, "first_attempt_at"))
+            self.sink.sends.append((process.life, values["id"], begun))
             self._pause_in("send", values["id"], process)
         elif name == "dispatch.settled" and not values["stale"]:
             self.sink.sends.append((process.life, values["id"], str(values["reason"])))
