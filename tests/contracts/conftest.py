@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from postroad.model.clock import FakeClock
 from postroad.store import dialects, schema
 from postroad.store.database import Database
+from tests.contracts.schemas import Schemas
 
 Run = Callable[..., Any]
 WAYS = ("direct", "atransact", "run_sync")
@@ -36,16 +37,34 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
+@pytest.fixture(scope="session")
+def schemas(postgres_url: str) -> Iterator[Schemas]:
+    """Schemas that are used again."""
+    kept = Schemas(postgres_url)
+    yield kept
+    kept.close()
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Database]:
     """A database with our tables and nothing in them."""
     if request.param == "sqlite":
         made = Database(f"sqlite:///{request.getfixturevalue('sqlite_path')}", clock=clock)
-    else:
-        url, name = request.getfixturevalue("postgres_url"), request.getfixturevalue("fresh_schema")
+        create_tables(made)
+        yield made
+        made.close()
+        return
+    url, kept = request.getfixturevalue("postgres_url"), request.getfixturevalue("schemas")
+    with kept.lent(lambda name: create_schema(url, name)) as name:
         made = Database(url, schema=name, clock=clock)
+        yield made
+        made.close()
+
+
+def create_schema(url: str, name: str) -> None:
+    """A schema of that name with our tables."""
+    made = Database(url, schema=name)
     create_tables(made)
-    yield made
     made.close()
 
 
