@@ -186,7 +186,9 @@ class Dispatcher(Loop):
         again = {name: one.again_at for name, one in found.items() if one.again_at is not None}
         self._more = any(at <= now for at in again.values())
         # A hint: what is due for another host meanwhile waits no longer than that.
-        self._held = {name: min(at, now + HELD_MAX) for name, at in again.items() if at > now}
+        self._held |= {name: min(at, now + HELD_MAX) for name, at in again.items() if at > now}
+        if self._held:
+            self._next = min(self._held.values()) - now
         self._unseen = any(one.unseen for one in found.values())
         ended = [row for one in found.values() for row in one.ended]
         for each in ended:

@@ -98,8 +98,6 @@ class Handlers:
             dedup_window: How long the destination knows a key that it has seen; `postroad doctor` holds it against
                 how long attempts may go on.
         """
-        if dedup_window is not None:
-            span(dedup_window, "dedup_window")
         known_kind(kind)  # at once: a bare `@post.sender` would declare nothing
         window = None if dedup_window is None else positive(dedup_window, "dedup_window")
 

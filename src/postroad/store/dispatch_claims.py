@@ -83,16 +83,18 @@ def claim(
 ) -> ClaimedDispatches:
     """Claim at most `limit` due dispatches of a kind, stored under any of its `names`, oldest due time first.
 
-    Where a gate, a rate or the `room` of a host holds some back, the oldest of each host come first.
-
-    Those that were written in a newer version of the kind than the policy's are left to newer code.
+    Where a gate, a rate or the `room` of a host holds some back, the oldest of each host come first. Those that were
+    written in a newer version of the kind than the policy's are left to newer code.
 
     The claim is the start of an attempt and is counted. What may be sent no more is ended instead, with
     outcome and alert, and counts towards the limit: its deadline has passed, its last attempt's lease was
     lost or has waited in vain for an acknowledgement, or its budget is spent. `takeover` False leaves claims
     alone whose lease is over.
     """
-    found = _due(conn, policy, names, limit, room=room, takeover=takeover, now=now)
+    dialects.distrust_statistics(conn)
+    # Of several names the one that has waited longest comes first: none starves.
+    names = due_kinds(conn, names, takeover=takeover, now=now) if len(names) > 1 else names
+    found = ready.find(conn, policy, names, limit, room=room, takeover=takeover, now=now)
     rows = found.rows
     failpoint("dispatch.selected")
     unseen = any(row.unseen for row in rows)
@@ -109,23 +111,6 @@ def claim(
         unseen,
         found.again_at,
     )
-
-
-def _due(
-    conn: Connection,
-    policy: SendPolicy,
-    names: Sequence[str],
-    limit: int,
-    *,
-    room: HostRoom | None,
-    takeover: bool,
-    now: int,
-) -> ready.Ready:
-    """Due rows, locked. Of several names the one that has waited longest comes first: none starves."""
-    dialects.distrust_statistics(conn)
-    if len(names) > 1:
-        names = due_kinds(conn, names, takeover=takeover, now=now)
-    return ready.find(conn, policy, names, limit, room=room, takeover=takeover, now=now)
 
 
 def _probes(

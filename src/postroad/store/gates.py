@@ -89,8 +89,8 @@ def take(conn: Connection, kind: str, hosts: Sequence[str], *, token: str, until
     return True
 
 
-def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> bool:
-    """What attempts say about gates, in the transaction that settles them; whether any gate has opened.
+def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> None:
+    """What attempts say about gates, in the transaction that settles them.
 
     An unreachable destination closes its gate, or keeps it closed for longer if the attempt was the gate's probe. Any
     other result of a probe opens what it tried; one that was cut short is followed by another. Whoever has lost the
@@ -98,7 +98,7 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> 
     """
     telling = [each for each in settlements if each.probe or each.result == "unreachable"]
     if not telling:
-        return False
+        return
     held = _locked(conn, telling)
     kept: list[dict[str, object]] = []
     opened: list[_Gate] = []
@@ -117,7 +117,6 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> 
     for gate in opened:
         _OPEN(conn, kind=gate.kind, host=gate.host)
     _close(conn, [each for each in telling if each.result == "unreachable"], held, now=now)
-    return bool(opened)
 
 
 def _locked(conn: Connection, telling: Sequence[Settlement]) -> dict[tuple[str, str], _Gate]:

@@ -3,7 +3,7 @@
 Who claims locks what it needs in the order of kind and host, so that two wait for each other in one direction only.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -43,11 +43,6 @@ class Limits:
     def allowed(self, host: str) -> int:
         """How many attempts may start now."""
         return limits.allowed(self._next[host], self._rate, now=self._now)
-
-    @property
-    def hosts(self) -> Collection[str]:
-        """Whose rates these are."""
-        return self._next.keys()
 
     def next_at(self, host: str) -> int:
         """When the next attempt may start."""

@@ -167,7 +167,7 @@ def _by_host(conn: Connection, look: _Look, room: HostRoom | None, free: int, cl
     of_hosts = [look.of(_OF_HOST, conn, name, min(free, rooms[host]), host=host) for name, host in chosen]
     rows = _in_turn([*of_none, *of_hosts], rooms, free)
     if limits is not None:
-        limits.start({host: sum(row.host == host for row in rows) for host in rooms if host in limits.hosts})
+        limits.start({host: sum(row.host == host for row in rows) for host in rooms})
     return Ready(rows, again_at=_again(look, heads, waiting, more=bool(rows) and len(open_) > len(chosen)))
 
 

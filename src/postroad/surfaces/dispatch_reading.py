@@ -15,7 +15,7 @@ from postroad.model import lengths
 from postroad.model.dispatches import DispatchFilter, DispatchRow
 from postroad.model.entropy import SystemEntropy
 from postroad.model.lifecycle import Reason, Status
-from postroad.store import dispatch_views, dispatch_why, migrations, moves, transitions
+from postroad.store import dispatch_views, dispatch_why, moves, transitions
 from postroad.store.dispatch_why import Takes
 from postroad.surfaces import reading
 from postroad.surfaces.output import NotFound, WrongUse
@@ -76,9 +76,7 @@ def policies(post: "Postroad") -> Policies:
 @contextmanager
 def acting(url: str | None, schema: str | None) -> Iterator[Dispatches]:
     """Operators' verbs on the database that the command line or the settings name, whose schema must fit."""
-    with reading.opened(url, schema) as database:  # a file that is not ours stays as it is
-        database.read(migrations.check)
-    with reading.opened(url, schema, writing=True) as database:
+    with reading.changing(url, schema) as database:
         yield Dispatches(lambda: database, SystemEntropy, lambda: None)
 
 

@@ -44,7 +44,7 @@ def open_gate(
         from postroad.surfaces import gate_reading
         from postroad.surfaces.output import say
 
-        who = actor_of(actor)
+        who, host = actor_of(actor), host.lower()  # as hosts are kept
         if not gate_reading.opened(database, schema, kind, host, actor=who, reason=reason):
             raise NotFound(f"The gate of {gate_reading.named(kind, host)} is not closed.", kind=kind, host=host)
         if as_json:

@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from postroad.model.clock import moment
-from postroad.store import audit, dialects, migrations
+from postroad.store import audit, dialects
 from postroad.store import gates as store
 from postroad.store.database import Database
 from postroad.surfaces import reading
@@ -44,10 +44,8 @@ def gates(conn: Connection, *, now: int) -> Sequence[GateView]:
 def opened(url: str | None, schema: str | None, kind: str, host: str, *, actor: str, reason: str) -> bool:
     """Open a gate, audited, and wake the dispatchers; False if it is not closed."""
     by = audit.operator(actor, reason)
-    with reading.opened(url, schema) as database:  # a file that is not ours stays as it is
-        database.read(migrations.check)
-    with reading.opened(url, schema, writing=True) as database:
-        return _open(database, kind, host.lower(), by)
+    with reading.changing(url, schema) as database:
+        return _open(database, kind, host, by)
 
 
 def _open(database: Database, kind: str, host: str, by: audit.Operator) -> bool:

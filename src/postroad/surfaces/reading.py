@@ -77,6 +77,15 @@ def opened_at(place: str, schema: str | None, *, writing: bool = False, creating
         database.close()
 
 
+@contextmanager
+def changing(url: str | None, schema: str | None) -> Iterator[Database]:
+    """The database that the command line or the settings name, to write; its schema must fit."""
+    with opened(url, schema) as database:  # a file that is not ours stays as it is
+        database.read(migrations.check)
+    with opened(url, schema, writing=True) as database:
+        yield database
+
+
 def parsed(place: str) -> URL:
     """A database's URL in its parts; WrongUse if it is none."""
     try:
