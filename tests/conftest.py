@@ -12,6 +12,7 @@ elif SQLITE != "stdlib":
 
 import secrets
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,11 @@ import psycopg
 import pytest
 
 from tests import postgres_server
+from tests.contracts.schemas import Schemas
 
+# A shell's job in the background ignores it, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("bounded", deadline=None)  # how long an example takes says what else runs here
 hypothesis.settings.load_profile("bounded")
 # Before a suite is imported: its assertions then tell what they compared.
@@ -104,6 +109,14 @@ def fresh_schema(postgres_url: str) -> Iterator[str]:
         # A connection that the test left inside a transaction fails here instead of hanging.
         conn.execute("SET lock_timeout = '10s'")
         conn.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+
+
+@pytest.fixture(scope="session")
+def schemas(postgres_url: str) -> Iterator[Schemas]:
+    """Schemas with our tables that are used again."""
+    kept = Schemas(postgres_url)
+    yield kept
+    kept.close()
 
 
 @pytest.fixture

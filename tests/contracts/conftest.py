@@ -17,7 +17,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from postroad.model.clock import FakeClock
 from postroad.store import dialects, schema
 from postroad.store.database import Database
-from tests.contracts.schemas import Schemas
 
 Run = Callable[..., Any]
 WAYS = ("direct", "atransact", "run_sync")
@@ -35,14 +34,6 @@ def create_tables(database: Database) -> None:
 def clock() -> FakeClock:
     """The clock of the test's database."""
     return FakeClock()
-
-
-@pytest.fixture(scope="session")
-def schemas(postgres_url: str) -> Iterator[Schemas]:
-    """Schemas that are used again."""
-    kept = Schemas(postgres_url)
-    yield kept
-    kept.close()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
