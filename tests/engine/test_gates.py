@@ -175,3 +175,13 @@ def test_a_concurrency_per_host_is_a_number_of_sends(value: Any) -> None:
     """As `concurrency` is."""
     with pytest.raises(InvalidInput, match="concurrency_per_host"):
         Postroad().sender(HOOK, concurrency_per_host=value)(lambda d: None)
+
+
+def test_with_one_attempt_the_first_one_counts(harness: Open) -> None:
+    """Who allows a single attempt gets a dead letter at once; the gate is closed for the others all the same."""
+    app = Hosts(retry=Retry(attempts=1))
+    app.down["a.example"] = Unreachable("refused")
+    h = harness(app.post, senders="run")
+    app.send("a.example", "a1")
+    assert h.drain().dead_letter == 1
+    assert [gate.host for gate in app.post.database.read(gates.list_)] == ["a.example"]

@@ -145,7 +145,7 @@ def after_attempt(
         return Next(Status.DEAD_LETTER, Reason.PERMANENT)
     if result == "unknown":
         return Next(Status.DEAD_LETTER, Reason.UNKNOWN_OUTCOME)
-    if result == "unreachable" and now - first_attempt_at <= patience:
+    if result == "unreachable" and now - first_attempt_at < patience:
         return Next(Status.PENDING, Reason.HELD, 0)
     if attempt >= attempts_max:
         return Next(Status.DEAD_LETTER, Reason.MAX_ATTEMPTS)

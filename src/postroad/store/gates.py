@@ -4,7 +4,7 @@ A row is locked by who settles after the outbox's rows, in the order of its key;
 holds it. A probe is the one claim whose token the row names; until that claim's lease is over nobody else tries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from sqlalchemy import Connection
@@ -50,6 +50,7 @@ WHERE g.kind = kept.kind AND g.host = kept.host
 _OPEN = Statement("""
 DELETE FROM {p}gates WHERE kind = :kind AND host = :host RETURNING closed_at, failures, reason
 """)
+_FORGET = Statement("DELETE FROM {p}gates WHERE kind = :kind AND host {in_list:hosts}")
 _LIST = Statement("""
 SELECT kind, host, until, closed_at, failures, probe IS NOT NULL AS probing, reason FROM {p}gates
 ORDER BY closed_at, kind, host LIMIT :limit
@@ -87,6 +88,13 @@ def take(conn: Connection, kind: str, hosts: Sequence[str], *, token: str, until
         return False
     _TRY(conn, kind=kind, hosts=listed, token=token, until=until, now=now)
     return True
+
+
+def forget(conn: Connection, kind: str, hosts: Collection[str], *, now: int) -> None:
+    """Forget hosts to which nothing is to be sent any more, once their time has come: nothing would ever try them."""
+    free = _FREE(conn, kind=kind, hosts=as_json(sorted(hosts)), now=now).scalars() if hosts else []
+    if free:
+        _FORGET(conn, kind=kind, hosts=as_json(free))
 
 
 def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> None:

@@ -41,7 +41,8 @@ _OF_NO_HOST = Statement(
     "SELECT " + COLUMNS + ", " + _UNSEEN + " FROM {p}outbox AS o WHERE " + _IS_DUE + "AND o.host IS NULL "
     "ORDER BY o.due_at LIMIT :limit {skip_locked}"
 )
-# From one host to the next in the index, then each one's first. "Unfinished" is said as the index says it.
+# From one host to the next in the index, then each one's first that is due, if any is. "Unfinished" is said as the
+# index says it.
 _UNFINISHED = "o.kind = :kind AND o.status IN ('pending', 'delivering') AND o.due_at IS NOT NULL AND o.host IS NOT NULL"
 _HOSTS = Statement(f"""
 WITH RECURSIVE hosts(host) AS (
@@ -56,7 +57,7 @@ SELECT host, head FROM (
         SELECT o.due_at FROM {{p}}outbox AS o WHERE {_UNFINISHED} AND o.host = hosts.host AND o.due_at <= :now
         AND (:takeover = 1 OR o.status = 'pending') AND o.version <= :version ORDER BY o.due_at LIMIT 1
     ) AS head FROM hosts WHERE host IS NOT NULL
-) AS heads WHERE head IS NOT NULL ORDER BY head
+) AS heads
 """)
 
 
@@ -153,8 +154,9 @@ def _by_host(conn: Connection, look: _Look, room: HostRoom | None, free: int, cl
     waiting = rates.waiting(conn, policy.kind, now=now) if policy.rate_per_host is not None else {}
     waiting.pop(WHOLE_KIND, None)
     parameters = {"takeover": int(look.takeover), "version": policy.version, "now": now}
-    heads = [(row.head, name, row.host) for name in look.names for row in _HOSTS(conn, kind=name, **parameters)]
-    heads.sort()
+    found = [(name, row) for name in look.names for row in _HOSTS(conn, kind=name, **parameters)]
+    heads = sorted((row.head, name, row.host) for name, row in found if row.head is not None)
+    gates.forget(conn, policy.kind, closed.keys() - {WHOLE_KIND, *(row.host for _, row in found)}, now=now)
     rooms = {host: _room(host, room, free, closed) for _, _, host in heads if closed.get(host, 0) <= now}
     open_ = [(name, host) for _, name, host in heads if rooms.get(host, 0) > 0 and host not in waiting]
     chosen = open_[:HOSTS_MAX]

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from postroad.model import gates as model
 from postroad.model.clock import SECOND, FakeClock
+from postroad.model.retry import Retry
 from postroad.model.rows import DispatchClaim, HostRoom, NewDispatch
 from postroad.store import dispatch_claims, dispatch_why, gates, rates, settle
 from postroad.store.audit import Operator
@@ -33,6 +34,7 @@ from postroad.testing.contracts.dispatches import (
 )
 
 BY = Operator(actor="ann", reason="it is back")
+ONCE = msgspec.structs.replace(POLICY, retry=Retry(attempts=1))
 PATIENT = msgspec.structs.replace(POLICY, patience=3_600 * SECOND)
 
 
@@ -207,6 +209,27 @@ class GateContract:
             wait(clock, 120 * SECOND)
         (row,) = run(outbox_rows)
         assert (row.status, row.attempt, row.last_error) == ("dead_letter", 3, "refused")
+
+    def test_a_host_that_nothing_goes_to_any_more_is_forgotten(self, run: Run, clock: FakeClock) -> None:
+        """Its last dispatch is dead and nothing would ever try it: it slows down no claim of its kind for good."""
+        enqueue(run, to(1, "typo.example"))
+        (held,) = claim(run, policy=ONCE)
+        down(run, held, policy=ONCE)
+        enqueue(run, to(2, "b.example"), to(3, "b.example", due_at=clock.wall() + 9 * SECOND))
+        assert keys(claim(run, token="t2")) == ["key/2"]
+        assert closed(run) == [("mail", "typo.example", 1)]  # its time has not come
+        clock.advance(9)
+        assert keys(claim(run, token="t3")) == ["key/3"]
+        assert closed(run) == []
+
+    def test_a_host_that_backs_off_is_not_forgotten(self, run: Run, clock: FakeClock) -> None:
+        """Something is to be sent to it later: its gate stays closed until that is tried."""
+        enqueue(run, to(1, "a.example"), to(2, "a.example", due_at=clock.wall() + 60 * SECOND), to(3, "b.example"))
+        (held,) = claim(run, policy=ONCE, limit=1)
+        down(run, held, policy=ONCE)
+        clock.advance(9)
+        assert keys(claim(run, token="t2")) == ["key/3"]
+        assert closed(run) == [("mail", "a.example", 1)]
 
     def test_a_person_opens_a_gate(self, run: Run) -> None:
         """Opened by hand it is open at once, audited; one that is not closed says so, and a new failure closes it."""
