@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from postroad import DispatchRow, Kind, Postroad, Retry, Webhook, webhooks
+from postroad.store import gates
 from tests.cases.apps import OpenApp, idle, until
 from tests.transports.receivers import (
     SECRET,
@@ -79,6 +80,25 @@ def test_a_hanging_receiver_ends_within_its_time(open_app: OpenApp, what: str) -
         row = row_of(post, key)
         assert (row.status, row.attempt) == ("dead_letter", 1)
         assert " while " in str(row.last_error)
+
+
+def test_a_host_where_nobody_listens_costs_no_attempts(open_app: OpenApp) -> None:
+    """Its gate is closed under its own name and port, and another host's webhooks are delivered."""
+    post = open_app()
+    post.transport(PAID, hook())
+    with receiving_beside(answers(200)) as gone:
+        pass
+    with receiving_beside(answers(200)) as there:
+        send(post, PAID, gone, "a")
+        drained = post.drain()
+        assert (drained.attempted, drained.dead_letter) == (1, 0)
+        send(post, PAID, there, "b")
+        assert post.drain().delivered == 1
+    row = row_of(post, "a")
+    assert (row.status, row.attempt, row.reason) == ("pending", 0, "dispatch.pending.held")
+    assert "while connecting" in str(row.last_error)
+    (gate,) = post.database.read(gates.list_)
+    assert (gate.kind, gate.host) == ("paid", gone.url.split("/")[2])
 
 
 def full(post: Postroad) -> bool:
