@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from benchmarks import claims, hosts, idle, latency, memory, steady
+from benchmarks import claims, conversations, fairness, hosts, idle, latency, memory, steady
 from benchmarks.figures import Figure, rounded
 from benchmarks.places import Kind
 
@@ -116,6 +116,13 @@ def _of_both() -> Iterator[Expectation]:
         for case in ("healthy host", "another kind"):
             held_up = _ratio(hosts.NAME, kind, f"{case} beside one that is down, p95")
             yield Expectation(what=f"{case} beside one that is down, p95", database=kind, measure=held_up, most=1.5)
+        for case in ("at one stroke", "one by one"):
+            beside = _ratio(fairness.NAME, kind, f"{case} beside a hot one, p95")
+            yield Expectation(what=f"cold {case} beside a hot one, p95", database=kind, measure=beside, most=2)
+        for window in conversations.WINDOWS:
+            grown = _ratio(conversations.NAME, kind, f"log(last={window})")
+            what = f"turn {conversations.LATE:,} of turn {conversations.EARLY}, log(last={window})"
+            yield Expectation(what=what, database=kind, measure=grown, most=1.3)
         # Memory that grew with the backlog would be many times as much.
         flat = _ratio(memory.NAME, kind, "")
         yield Expectation(what="dispatcher's memory, large against small", database=kind, measure=flat, most=1.1)

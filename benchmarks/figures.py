@@ -45,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     many: int = 1_000_000
     few: int = 10_000
     claims: int = 100
+    conversations: int = 50
 
 
 QUICK = Plan(
@@ -58,6 +59,7 @@ QUICK = Plan(
     many=2_000,
     few=200,
     claims=4,
+    conversations=3,
 )
 
 

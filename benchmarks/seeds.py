@@ -48,6 +48,15 @@ INSERT INTO {p}postroad_runs
     (run_id, stream, turn_id, attempt, claim_token, started_at, ended_at, end_reason)
 SELECT {id}, {stream}, {id}, 1, {id}, :now, :now, 'committed' FROM {numbers}
 """
+_CONVERSATION = """
+INSERT INTO {p}postroad_log (stream, seq, entry_id, kind, version, data, received_at, recorded_at, run_id, cause)
+SELECT :stream, n + 1, 'old' || {id}, CASE n % 2 WHEN 0 THEN :event ELSE :decided END, 1, :body, :now, :now, {id},
+    CASE n % 2 WHEN 0 THEN NULL ELSE 'turn' || {id} END FROM {numbers}
+"""
+_CONVERSATION_HEAD = """
+INSERT INTO {p}postroad_streams (id, type, version) SELECT :stream, :type, CAST(:entries AS bigint)
+FROM {numbers} WHERE n = 0
+"""
 
 
 def pending(place: Place, count: int) -> None:
@@ -64,6 +73,13 @@ def finished(place: Place, count: int) -> None:
     for sql in (_TRANSITIONS, _LOG, _RUNS):
         _fill(place, count, sql, {"entries": ENTRIES})
     _fill(place, count, _STREAMS, {"entries": ENTRIES})
+
+
+def conversation(place: Place, stream: str, entries: int) -> None:
+    """A stream's log with that many entries: an event and what was decided on it, by turns."""
+    named = {"stream": stream, "decided": work.DECIDED, "entries": entries}
+    for sql in (_CONVERSATION, _CONVERSATION_HEAD):
+        _fill(place, entries, sql, named)
 
 
 def _fill(place: Place, count: int, sql: str, parameters: Mapping[str, Any]) -> None:

@@ -2,14 +2,29 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from benchmarks import claims, hosts, idle, latency, machine, memory, places, retention, rounds, steady, work
+from benchmarks import (
+    claims,
+    conversations,
+    fairness,
+    hosts,
+    idle,
+    latency,
+    machine,
+    memory,
+    places,
+    retention,
+    rounds,
+    steady,
+    work,
+)
 from benchmarks.figures import Figure, Plan, Progress
 from benchmarks.places import Kind, Place
 
 Measure = Callable[[Kind, Place, Place, Plan, Progress], Iterator[Figure]]
 
 PROCESSES: dict[str, Measure] = {
-    module.NAME: module.measure for module in (latency, hosts, retention, idle, steady, claims, memory)
+    module.NAME: module.measure
+    for module in (latency, fairness, conversations, hosts, retention, idle, steady, claims, memory)
 }
 NAMES = (*dict.fromkeys(what.name for what in work.WORKS), *PROCESSES)
 

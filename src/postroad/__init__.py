@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from postroad.engine.dispatches import Dispatches
     from postroad.engine.handlers import Handlers
     from postroad.engine.running import Drained, Loops
+    from postroad.engine.streams import Streams
     from postroad.engine.tools import Tool
     from postroad.engine.transaction import Opening, Transaction
     from postroad.engine.turn import Turn
@@ -50,13 +51,16 @@ if TYPE_CHECKING:
         StreamDeleted,
         TimerConflict,
         TransactionAborted,
+        TurnStopped,
         UnknownKind,
         Unreachable,
     )
-    from postroad.model.events import Entry, Event, Outcome
+    from postroad.model.events import Entry, Event, Outcome, Partial
     from postroad.model.folds import Fold
     from postroad.model.kinds import Kind
+    from postroad.model.operations import Operation
     from postroad.model.retry import Retry
+    from postroad.model.streams import StreamRow, WaitingEvent
     from postroad.transports.argv import Argv
     from postroad.transports.webhook import Webhook
 
@@ -69,6 +73,7 @@ _HOMES = {
     "engine.handlers": ("Handlers",),
     "engine.running": ("Drained", "Loops"),
     "engine.transaction": ("Opening", "Transaction"),
+    "engine.streams": ("Streams",),
     "engine.tools": ("Tool",),
     "engine.turn": ("Turn",),
     "model.dispatches": (
@@ -78,13 +83,15 @@ _HOMES = {
         "AckNotRequested", "AckRefused", "BadAckToken", "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy",
         "DatabaseReplaced", "DispatchNotFound", "GiveUp", "InvalidInput", "KeyConflict", "NestedTransaction",
         "NotInTransaction", "OutcomeUnknown", "PostroadError", "Refused", "RetryLater", "SchemaMismatch",
-        "SourceRefused", "Span", "StaleClaim", "StreamDeleted", "TimerConflict", "TransactionAborted", "UnknownKind",
-        "Unreachable",
+        "SourceRefused", "Span", "StaleClaim", "StreamDeleted", "TimerConflict", "TransactionAborted", "TurnStopped",
+        "UnknownKind", "Unreachable",
     ),
-    "model.events": ("Entry", "Event", "Outcome"),
+    "model.events": ("Entry", "Event", "Outcome", "Partial"),
     "model.folds": ("Fold",),
     "model.kinds": ("Kind",),
+    "model.operations": ("Operation",),
     "model.retry": ("Retry",),
+    "model.streams": ("StreamRow", "WaitingEvent"),
     "transports.argv": ("Argv",),
     "transports.webhook": ("Webhook",),
 }  # fmt: skip
@@ -93,12 +100,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "OUTCOME", "TIMER_FIRED", "Accepted", "AckNotRequested", "AckRefused", "Alert", "Argv", "BadAckToken", "Changed",
     "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy", "DatabaseReplaced", "Dispatch", "DispatchFilter",
-    "DispatchNotFound", "DispatchRow",
-    "Dispatches", "Drained", "Entry", "Event", "Fold", "GiveUp", "Handlers", "InvalidInput", "KeyConflict", "Kind",
-    "Loops", "NestedTransaction", "NotInTransaction", "Opening", "Outcome", "OutcomeUnknown", "Postroad",
-    "PostroadError", "Receipt", "Refused", "Retry", "RetryLater", "SchemaMismatch", "SourceRefused", "Span",
-    "StaleClaim", "StreamDeleted", "TimerConflict", "Tool", "Transaction", "TransactionAborted", "Transport", "Turn",
-    "UnknownKind", "Unreachable", "Webhook", "Withdrawn",
+    "DispatchNotFound", "DispatchRow", "Dispatches", "Drained", "Entry", "Event", "Fold", "GiveUp", "Handlers",
+    "InvalidInput", "KeyConflict", "Kind", "Loops", "NestedTransaction", "NotInTransaction", "Opening", "Operation",
+    "Outcome", "OutcomeUnknown", "Partial", "Postroad", "PostroadError", "Receipt", "Refused", "Retry", "RetryLater",
+    "SchemaMismatch", "SourceRefused", "Span", "StaleClaim", "StreamDeleted", "StreamRow", "Streams", "TimerConflict",
+    "Tool", "Transaction", "TransactionAborted", "Transport", "Turn", "TurnStopped", "UnknownKind", "Unreachable",
+    "WaitingEvent", "Webhook", "Withdrawn",
 ]  # fmt: skip
 
 

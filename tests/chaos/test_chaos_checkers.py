@@ -17,6 +17,7 @@ from postroad.testing.chaos.sizes import OPTIONS
 from postroad.testing.chaos.verdict import Verdict, lacking, stories
 from postroad.testing.simulation.history import History
 from postroad.testing.simulation.ledger import Answer, Ledger
+from postroad.testing.simulation.outages import KINDS
 from postroad.testing.simulation.seeds import play
 from postroad.testing.simulation.sink import Arrival
 
@@ -194,23 +195,26 @@ def verdict(**counts: int) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("kills", "dispatches", "seconds", "names"),
+    ("kills", "dispatches", "held", "seconds", "names"),
     [
-        (15, 1_000, 60, []),
-        (14, 1_000, 60, ["kills"]),
-        (15, 999, 60, ["dispatches"]),
-        (0, 0, 60, ["kills", "dispatches"]),
-        (30, 2_000, 120, []),
-        (29, 2_000, 120, ["kills"]),
-        (0, 9_000, 0.001, ["kills"]),
+        (15, 1_000, 10, 60, []),
+        (14, 1_000, 10, 60, ["kills"]),
+        (15, 999, 10, 60, ["dispatches"]),
+        (15, 1_000, 9, 60, ["held"]),
+        (0, 0, 0, 60, ["kills", "dispatches", "held"]),
+        (30, 2_000, 20, 120, []),
+        (29, 2_000, 20, 120, ["kills"]),
+        (0, 9_000, 1, 0.001, ["kills"]),
     ],
 )
-def test_a_run_without_kills_is_no_pass(kills: int, dispatches: int, seconds: float, names: list[str]) -> None:
-    """On two databases a minute has 30 kills and 2,000 dispatches at the least, on one half of them, never none."""
-    found = lacking([verdict(kills=kills, dispatches=dispatches)], seconds)
+def test_a_run_without_kills_is_no_pass(
+    kills: int, dispatches: int, held: int, seconds: float, names: list[str]
+) -> None:
+    """On two databases a minute has 30 kills, 2,000 dispatches and 20 held sends, on one half of them, never none."""
+    run = verdict(kills=kills, dispatches=dispatches, held=held)
+    found = lacking([run], seconds)
     assert [said.split(",")[0].split()[1] for said in found] == names
-    both = [verdict(kills=kills, dispatches=dispatches)] * 2
-    assert len(lacking(both, seconds)) == len(names)
+    assert len(lacking([run] * 2, seconds)) == len(names)
 
 
 def test_the_story_of_a_broken_row_is_told(evidence: Evidence) -> None:
@@ -232,3 +236,12 @@ def test_a_seed_draws_its_faults() -> None:
     assert {one.kind for one in faults.plan(7, "postgres", 3)} == {"kill", "stop", "database", "group"}
     assert [one.at for one in drawn] == sorted(one.at for one in drawn)
     assert drawn[-1].at < 60
+
+
+def test_a_seed_draws_what_goes_down() -> None:
+    """The same seed draws the same outages, in any run at least one, and in a longer one hosts and kinds."""
+    drawn = faults.outages(7, "postgres", 60)
+    assert drawn == faults.outages(7, "postgres", 60)
+    assert len(faults.outages(7, "postgres", 1)) == 1
+    assert {one.victim in KINDS for one in drawn} == {True, False}
+    assert all(one.at < 60 and one.length <= 4 for one in drawn)

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
-from postroad.store import dialects, inbox, outbox, purging, retention, tombstones
+from postroad.store import contents, dialects, inbox, outbox, purging, retention, stream_views, tombstones
 from postroad.store.database import Database
 from postroad.store.statements import Statement, as_json
 from tests.plans.places import STATISTICS, filled
@@ -36,6 +36,11 @@ FILL = [
         {NUMBERS} SELECT 'load/' || n, 1, 'e' || n, 'k', 1, '1', 0, 0 FROM n"""),
     Statement(f"""INSERT INTO {{p}}streams (id, type, version, deleted_at)
         {NUMBERS} SELECT 'load/' || n, 'load', 1, CASE WHEN n % 100 = 0 THEN n END FROM n"""),
+    Statement(f"""INSERT INTO {{p}}operations (turn_id, ordinal, run_id, stream, tool, version, effect, status,
+        started_at, ended_at, arguments)
+        {NUMBERS} SELECT 't' || n, 1, 'r' || n, 'load/' || n, 'k', 1, 'read', 'finished', n, n, '1' FROM n"""),
+    Statement(f"""INSERT INTO {{p}}queues (stream, type, until, state, attempts)
+        {NUMBERS} SELECT 'load/' || n, 'load', n, 'ready', 0 FROM n"""),
 ]  # fmt: skip
 
 TIMES = {
@@ -44,11 +49,17 @@ TIMES = {
     "limit": 500,
     "now": NOW,
     "rows": ROWS,
-    **dict.fromkeys(("delivered", "acked", "dead_letter", "expired", "records", "tombstones"), NOW),
+    **dict.fromkeys(("delivered", "acked", "dead_letter", "expired", "records", "tombstones", "deleted"), NOW),
     "names": as_json([f"i{n}" for n in range(500)]),
+    "before": NOW,
+    "most": 500,
+    "size": 500,
+    "stream": "load/7",
+    "after": "load/7",
+    "end": "load0",
     "places": as_json(list(range(500))),
     "ids": as_json([f"i{n}" for n in range(500)]),
-    "keys": as_json([f"gone{n}" for n in range(500)]),
+    "keys": as_json([{"turn_id": f"t{n}", "ordinal": 1, "stream": f"load/{n}", "key": "key"} for n in range(500)]),
     "e": as_json([{"stream": f"load/{n}", "event_id": "e"} for n in range(100)]),
     "d": as_json([{"id": f"new{n}", "key": f"gone{n}", "kind": "a"} for n in range(100)]),
     "made": as_json([{"scope": "", "key": f"k{n}", "id": "i", "stream": "", "content_hash": ""} for n in range(100)]),
@@ -89,9 +100,11 @@ LOOKS = [
     (retention._DISPATCHES, "postroad_outbox_created"),
     (retention._EVENTS, "postroad_inbox_dead"),
     (retention._RUNS, "postroad_runs_started"),
+    (retention._OPERATIONS, "postroad_operations_started"),
     (retention._ALERTS, "pkey"),
     (retention._HISTORY, "pkey"),
     (retention._TOMBSTONES, "postroad_tombstones_ended"),
+    (retention._CONTENTS, "postroad_streams_deleted"),
     (retention._STREAMS, "postroad_streams_deleted"),
 ]
 ENDS = [
@@ -103,7 +116,18 @@ ENDS = [
     (retention._DELETE_HISTORY, "postroad_transitions_"),
     (retention._DELETE_TOMBSTONES, "pkey"),
     (retention._DELETE_TOMBSTONES_OF, "postroad_tombstones_stream"),
-    (retention._DELETE_TIMERS_OF, "pkey"),
+    (retention._DELETE_OPERATIONS, "pkey"),
+    (contents._STILL, "pkey"),
+    (contents._QUEUES, "pkey"),
+    (contents._HELD, "pkey"),
+    (contents._EMPTY, "pkey"),
+    (contents._PARTIALS, "pkey"),
+    (contents._EVENTS, "postroad_inbox_"),
+    (contents._ENTRIES, "pkey"),
+    (contents._OPERATIONS, "postroad_operations_stream"),
+    (contents._RUNS, "postroad_runs_stream"),
+    (contents._LOCK_TIMERS, "pkey"),
+    (contents._TIMERS, "pkey"),
     (purging._DELETE, "pkey"),
     (purging._FORGET, "postroad_transitions_entity"),
     (tombstones._BURY, ""),
@@ -111,7 +135,8 @@ ENDS = [
 
 
 def name(value: object) -> str:
-    found = (n for module in (retention, purging, tombstones) for n, item in vars(module).items() if item is value)
+    modules = (retention, contents, purging, tombstones, stream_views)
+    found = (n for module in modules for n, item in vars(module).items() if item is value)
     return next(found, "").strip("_").lower()
 
 
@@ -142,3 +167,23 @@ def test_the_looks_at_tombstones(database: Database, statement: Statement, index
         assert_walked(text, index)
         if database.is_sqlite:
             assert "SEARCH t USING" in text, text
+
+
+VIEWS = [
+    (stream_views._OF_STREAMS, "pkey"),
+    (stream_views._OF_QUEUES, "pkey"),
+    (stream_views._OF_INBOX, "postroad_inbox_"),
+    (stream_views._DEAD_COUNT, "postroad_inbox_"),
+]
+
+
+@pytest.mark.parametrize(("statement", "index"), VIEWS, ids=name)
+def test_lists_of_streams(database: Database, statement: Statement, index: str) -> None:
+    """Streams are listed along the keys of their tables, from the name behind which the page begins."""
+    with database.engine.connect() as conn:
+        dialects.distrust_statistics(database.bind(conn))
+        text = plan(conn, statement)
+    assert index in text or (index == "pkey" and "sqlite_autoindex" in text), text
+    for line in text.splitlines():
+        walked = "Seq Scan on postroad_" in line or ("SCAN postroad_" in line and "USING" not in line)
+        assert not walked, text

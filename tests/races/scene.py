@@ -16,6 +16,12 @@
 | d9 | asks for an acknowledgement, a dead letter |
 | t1, t2 | timers of load/1: due, and due later |
 | one alert | not rung |
+| h11 | a hook to a.example, which is down: being sent by `tries` as the probe of its gate |
+| h12 | a hook to b.example, which is down: pending, and its gate may be tried |
+| h14, h16 | hooks to c.example, being sent by `goes`; no gate is closed |
+| h15 | a hook to c.example, pending and due |
+| idle.example | its gate is closed and may be tried, but nothing goes there |
+| h17 | a text, pending; the gate of all texts is closed and may be tried, and they have a rate |
 
 Built once by our own verbs, then copied: each race gets the same rows, positions and tokens again.
 """
@@ -60,6 +66,11 @@ from postroad.testing.simulation.options import draw
 LEASE = 30 * SECOND
 TYPE = "load"
 POLICY = SendPolicy(kind="mail", lease=LEASE, retry=Retry(attempts=2, first=60, jitter=False))
+HOOK = msgspec.structs.replace(POLICY, kind="hook", patience=3_600 * SECOND)
+TEXT = msgspec.structs.replace(HOOK, kind="text", rate=100.0)
+POLICIES = {policy.kind: policy for policy in (POLICY, HOOK, TEXT)}
+DOWN = "refused"
+COPIED = (*TABLES, "rates")
 KEYS = Keyring(["the secret of the races"])
 LANDED = "load/4"  # until somebody drops it, its event stands in inbox and log
 DRAINS_MAX = 20
@@ -98,10 +109,16 @@ class Scene:
         """What acknowledges a dispatch in its first epoch."""
         return KEYS.read(word(key))
 
-    def result(self, key: str, result: Any = "ok") -> Settlement:
-        """What came of the attempt that a dispatch's claim began."""
-        held = self.sends[key]
-        return Settlement(id=held.id, token=held.token, attempt=held.attempt, result=result, policy=POLICY)
+    def result(self, key: str, result: Any = "ok", *, gate: str | None = None) -> Settlement:
+        """What came of the attempt that a dispatch's claim began; if it is unreachable, this gate is closed."""
+        return came_of(self.sends[key], result, gate=gate)
+
+
+def came_of(held: DispatchClaim, result: Any = "ok", *, gate: str | None = None, **changes: Any) -> Settlement:
+    """The result of a claim's attempt. What is unreachable closes its host's gate, or the one that is named."""
+    about: dict[str, Any] = {"policy": POLICIES[held.kind], "error": DOWN if result == "unreachable" else ""}
+    about |= {"host": held.host, "probe": held.probe, "gate": (held.host or "") if gate is None else gate}
+    return Settlement(id=held.id, token=held.token, attempt=held.attempt, result=result, **about | changes)
 
 
 def word(key: str) -> str:
@@ -112,6 +129,12 @@ def word(key: str) -> str:
 def mail(number: int, **changes: Any) -> NewDispatch:
     """The dispatch `d<number>`, due long ago."""
     return dispatch(number, **{"key": f"d{number}", **changes})
+
+
+def hook(number: int, host: str | None, **changes: Any) -> NewDispatch:
+    """The dispatch `h<number>` to a host, due long ago."""
+    to = "ann" if host is None else f"https://{host}/"
+    return dispatch(number, **{"key": f"h{number}", "kind": "hook", "host": host, "destination": to, **changes})
 
 
 def program(database: Database) -> Postroad:
@@ -134,8 +157,9 @@ def build(database: Database) -> Scene:
     with database.engine.begin() as conn:
         bound = database.bind(conn)
         lost_turns, lost_sends = _begin_lost(bound, now=now - 2 * LEASE)
-        scene = _begin_held(bound, lost_turns, lost_sends, program(database), now=now)
-        for table in TABLES:
+        down = _begin_down(bound, now=now - LEASE // 3)
+        scene = _begin_held(bound, lost_turns, [*lost_sends, *down], program(database), now=now)
+        for table in COPIED:
             conn.exec_driver_sql(_of(database, f"CREATE TABLE scene_{table} AS SELECT * FROM {{p}}{table}"))
     return scene
 
@@ -159,6 +183,30 @@ def _begin_asking(conn: Connection, *, now: int) -> None:
         for one, result in zip(claimed.claims, ("ok", "permanent"), strict=True)
     ]
     settle.settle(conn, came, now=now)
+
+
+def _begin_down(conn: Connection, *, now: int) -> list[DispatchClaim]:
+    """What is down, and who has found out; the claims that are still held."""
+    _send(conn, [hook(11, "a.example")], "down", "unreachable", now=now - LEASE)
+    tries = _send(conn, [], "tries", now=now)
+    _send(conn, [hook(12, "b.example")], "down", "unreachable", now=now)
+    idle = hook(19, "idle.example", max_attempts=1)
+    _send(conn, [idle], "down", "unreachable", policy=msgspec.structs.replace(HOOK, patience=0), now=now)
+    _send(conn, [hook(17, None, kind="text")], "down", "unreachable", policy=TEXT, now=now)
+    goes = _send(conn, [hook(14, "c.example"), hook(16, "c.example")], "goes", now=now)
+    outbox.insert(conn, [hook(15, "c.example")], source="app", actor="", in_turn=False, now=now)
+    return [*tries, *goes]
+
+
+def _send(
+    conn: Connection, given: list[NewDispatch], token: str, result: str = "", *, policy: SendPolicy = HOOK, now: int
+) -> Sequence[DispatchClaim]:
+    """Send these, and settle that if there is a result."""
+    outbox.insert(conn, given, source="app", actor="", in_turn=False, now=now)
+    claims = dispatch_claims.claim(conn, policy, names=[policy.kind], token=token, limit=10, now=now).claims
+    if result:
+        settle.settle(conn, [came_of(one, result, policy=policy, fraction=0.0) for one in claims], now=now)
+    return claims
 
 
 def _begin_held(
@@ -204,7 +252,7 @@ def claim(conn: Connection, token: str, *, takeover: bool = True, now: int) -> C
 def restore(database: Database, conn: Connection) -> None:
     """Put the scene's rows back, and the numbers that are given out next."""
     statements = []
-    for table in TABLES:
+    for table in COPIED:
         statements.append(f"DELETE FROM {{p}}{table}")
         given = "OVERRIDING SYSTEM VALUE " if not database.is_sqlite else ""
         statements.append(f"INSERT INTO {{p}}{table} {given}SELECT * FROM scene_{table}")
@@ -263,14 +311,16 @@ def drain(conn: Connection, *, now: int) -> None:
         expired = settle.expire(conn, limit=100, now=now)
         won = claim(conn, f"drain-{number}", now=now).claims
         turns.commit(conn, [decided(one) for one in won], now=now)
-        sends = dispatch_claims.claim(conn, POLICY, names=["mail"], token=f"drain-{number}", limit=100, now=now)
-        settle.settle(
-            conn, [Settlement(id=s.id, token=s.token, attempt=s.attempt, result="ok", policy=POLICY)
-                   for s in sends.claims], now=now,
-        )  # fmt: skip
-        if not (fired.count or fired.dropped or expired or won or sends.claims or sends.ended):
+        sent = sum(_drain_sends(conn, policy, f"drain-{number}", now=now) for policy in POLICIES.values())
+        if not (fired.count or fired.dropped or expired or won or sent):
             return
     raise AssertionError("there is no end to it")
+
+
+def _drain_sends(conn: Connection, policy: SendPolicy, token: str, *, now: int) -> int:
+    found = dispatch_claims.claim(conn, policy, names=[policy.kind], token=token, limit=100, now=now)
+    settle.settle(conn, [came_of(one) for one in found.claims], now=now)
+    return len(found.claims) + len(found.ended)
 
 
 def came_to(history: History) -> dict[str, list[Any]]:
@@ -288,6 +338,7 @@ def came_to(history: History) -> dict[str, list[Any]]:
         "runs": sorted((row.stream, row.claim_token.split("-")[0], str(row.end_reason)) for row in history.runs),
         "steps": sorted((keys[row.entity], str(row.from_status), row.reason_code) for row in history.transitions),
         "alerts": sorted((row.code, row.subject, row.rung_at is None) for row in history.alerts),
+        "gates": [(row.kind, row.host, row.failures) for row in history.gates],
     }
 
 

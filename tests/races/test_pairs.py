@@ -28,7 +28,8 @@ from postroad.store import migrations
 from postroad.store.database import Database
 from tests.races.actors import Crash, Race, racing
 from tests.races.scene import Scene, broken, build, came_to, drain, exact, look, lost, plain, restore
-from tests.races.works import NOTHING, Transaction, pairs
+from tests.races.transactions import NOTHING, Transaction
+from tests.races.works import pairs
 
 ASKED = os.environ.get("POSTROAD_TEST_RACES", "1")
 SHORT = 7  # a transaction of so many statements is stopped at each of them

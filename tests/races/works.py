@@ -1,15 +1,15 @@
 """Every transaction of ours, as a worker, a dispatcher, a pump, a program or an operator runs it over the scene.
 
 `at` are the rows that it locks, writes, or decides by: `q1` the queues row of load/1, `i1` that stream's inbox, `l1`
-its log and version, `u1` its runs, `k1` the dispatch key of that name, `d1` and `t1` the scene's dispatches and timers,
-`a` the alerts. Two that have one in common can meet; what has none in common with another shares no row with it.
+its log and version, `u1` its runs, `k1` the dispatch key of that name, `d1`, `h11` and `t1` the scene's dispatches and
+timers, `ga` the gate of a.example, `g` that of all hooks, `gt` that of all texts, `rt` their rate, `a` the alerts. Two
+that have one in common can meet; what has none in common with another shares no row with it.
 `python -m tests.races.works` prints the table of all pairs, with where they meet.
 
 Not here: retention, operators' verbs but for `retry`, and the deletion of streams; reads, which lock nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import combinations_with_replacement, count
 from typing import Any
 
@@ -35,41 +35,11 @@ from postroad.store import inbox as inboxes
 from postroad.store.database import Database
 from postroad.store.operators import Due, Orders
 from postroad.testing.contracts.streams import decided, event
+from tests.races import gate_works  # noqa: F401 (they are put into the table)
 from tests.races.scene import LEASE, POLICY, TYPE, Scene, armed, claim, mail, word
+from tests.races.transactions import WORKS, Transaction, work
 
-Fn = Callable[[Connection, Scene, str], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transaction:
-    """A transaction over the scene: `fn(conn, scene, who)`, where `who` tells two of the same kind apart."""
-
-    name: str
-    at: frozenset[str]
-    fn: Fn
-    skips: bool = False
-
-    def meets(self, other: "Transaction") -> bool:
-        """Whether the two have a row in common."""
-        return bool(self.at & other.at)
-
-
-WORKS: dict[str, Transaction] = {}
 _passes = count()  # a claimant's token is new for each pass
-
-
-NOTHING = Transaction(name="", at=frozenset(), fn=lambda *_: None)
-
-
-def work(at: str, *, skips: bool = False) -> Callable[[Fn], Fn]:
-    """Put a transaction into the table. `skips`: what others have locked is left to them."""
-
-    def add(fn: Fn) -> Fn:
-        name = fn.__name__
-        WORKS[name] = Transaction(name=name, at=frozenset(at.split()), fn=fn, skips=skips)
-        return fn
-
-    return add
 
 
 @work("i1 i3")
@@ -154,7 +124,8 @@ def split(conn: Connection, scene: Scene, who: str) -> Any:
 
 @work("q1 u1")
 def park(conn: Connection, scene: Scene, who: str) -> Any:
-    return queues.park(conn, scene.hold("load/1"), error="e", now=scene.now)
+    alert = NewAlert(code="turn.parked", subject="load/1")
+    return queues.park(conn, scene.hold("load/1"), error="e", alert=alert, now=scene.now)
 
 
 @work("q1 q2 q5")

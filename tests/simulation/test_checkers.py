@@ -15,6 +15,8 @@ from postroad.testing.simulation.history import TABLES, History
 from postroad.testing.simulation.ledger import Answer
 from postroad.testing.simulation.seeds import play
 from postroad.testing.simulation.sink import Begun
+from tests.simulation.bad_gates import BAD_GATES
+from tests.simulation.picking import change, first, sent, start_of
 
 SEED = 126
 
@@ -33,7 +35,7 @@ def history(recorded: History) -> History:
     """The same with rows that can be changed."""
     loose = {
         name: [SimpleNamespace(**row._asdict()) for row in getattr(recorded, name)]
-        for name in (*TABLES, "landed", "rang", "purged", "tombstones", "audit")
+        for name in (*TABLES, "landed", "rang", "purged", "tombstones", "audit", "gate_log")
     }
     return msgspec.structs.replace(
         recorded,
@@ -44,13 +46,9 @@ def history(recorded: History) -> History:
         tried=list(recorded.tried),
         sends=list(recorded.sends),
         deeds=copy.deepcopy(recorded.deeds),
+        turned_away=list(recorded.turned_away),
         ledger=copy.deepcopy(recorded.ledger),
     )
-
-
-def first(rows: list[Any], **about: Any) -> Any:
-    """The first row that is like this."""
-    return next(row for row in rows if all(getattr(row, name) == value for name, value in about.items()))
 
 
 def landed_order(h: History) -> Any:
@@ -59,11 +57,6 @@ def landed_order(h: History) -> Any:
         if row.kind == "sim.order" and '"do":"send"' in row.data and any(o.stream == row.stream for o in h.outbox):
             return row
     raise AssertionError("this seed has none")
-
-
-def sent(h: History) -> Any:
-    """A dispatch of a stream that was delivered."""
-    return next(row for row in h.outbox if row.status == "delivered" and row.stream)
 
 
 def published(h: History) -> Any:
@@ -196,25 +189,12 @@ def remove(table: str, find: Callable[[History], Any]) -> Callable[[History], No
     return lambda h: getattr(h, table).remove(find(h))
 
 
-def change(find: Callable[[History], Any], **about: Any) -> Callable[[History], None]:
-    def apply(h: History) -> None:
-        row = find(h)
-        for name, value in about.items():
-            setattr(row, name, value)
-
-    return apply
-
-
 def outcome_of(h: History) -> Any:
     return first(h.log, entry_id=f"out:{sent(h).key}:delivered")
 
 
 def fired(h: History) -> Any:
     return first(h.timers, status="fired")
-
-
-def start_of(h: History) -> Any:
-    return first(h.transitions, entity=sent(h).id, reason_code="dispatch.delivering.attempt")
 
 
 def acked(h: History) -> Any:
@@ -329,6 +309,7 @@ BAD: dict[str, Callable[[History], None]] = {
     "P2": lambda h: h.tombstones.clear(),
     "P3": mix_up_epochs,
     "P4": resolve_what_was_sent,
+    **BAD_GATES,
     "O18": lambda h: h.alerts.append(SimpleNamespace(code="x", subject="y", rung_at=1)),
 }  # fmt: skip
 

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger
-from postroad.model.errors import CommitUnknown, ConcurrencyConflict, DuplicateEntry, PostroadError, StaleClaim
+from postroad.model.errors import (
+    CommitUnknown,
+    ConcurrencyConflict,
+    DuplicateEntry,
+    PostroadError,
+    StaleClaim,
+    StreamDeleted,
+)
 from postroad.model.lifecycle import RunEnd
 from postroad.model.rows import Hold, TurnClaim, TurnCommit
 from postroad.store import queues, runs, turns
@@ -77,12 +84,17 @@ class Answers:
             await database.atransact(turns.commit, [commit])
         except DuplicateEntry:
             await database.atransact(turns.drop_landed, Hold(commit.claim.stream, commit.claim.token))
+        except StreamDeleted:  # its own: an answer publishes nothing; the next claim drops what it was about
+            hold, said = Hold(commit.claim.stream, commit.claim.token), "its stream was deleted"
+            await database.atransact(queues.release, hold, end=RunEnd.STOPPED, error=said)
+            ended(self._parts, commit.claim, RunEnd.STOPPED, said)
         else:
             ended(self._parts, commit.claim, RunEnd.COMMITTED)
 
 
 def ended(parts: Parts, claim: TurnClaim, end: RunEnd, error: str = "") -> None:
     """Count a run's end and tell the observers."""
+    parts.wakeups.ping(("entries",))
     parts.count("turns" if end is RunEnd.COMMITTED else f"turns_{end}")
     parts.telemetry.emit(
         "turn.ended", stream=claim.stream, turn=claim.turn_id, attempt=claim.attempt, end=str(end), error=error,

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -17,16 +17,19 @@ from postroad.engine.folding import Folding
 from postroad.engine.handlers import Handlers
 from postroad.engine.leases import Keeper
 from postroad.engine.loop import POLL, Parts
+from postroad.engine.partials import Partials
 from postroad.engine.records import Records
 from postroad.engine.running import GRACE, PARTS, Drained, Loops, Part, Runtime, build, drain
+from postroad.engine.streams import Streams
 from postroad.engine.telemetry import Telemetry, logger
 from postroad.engine.transaction import Opening
 from postroad.engine.wakeups import Wakeups
+from postroad.engine.watching import Hub, watched
 from postroad.model.acks import Keyring, key_texts
 from postroad.model.dispatches import Accepted
 from postroad.model.entropy import Entropy, SystemEntropy
 from postroad.model.errors import InvalidInput, Refused, Span, shown
-from postroad.model.events import Entry
+from postroad.model.events import Entry, Partial
 from postroad.model.ids import check_schema, check_stream
 from postroad.model.payload import callable_, whole
 from postroad.store import borrowed, dialects, inbox, log, migrations, moments, sqlite_version
@@ -69,6 +72,7 @@ class Postroad(Handlers):
             callable_(lifespan, "lifespan")
         self.state: Any = None
         self.dispatches = Dispatches(lambda: self.database, lambda: self.entropy, lambda: self._wakeups.ping())
+        self.streams = Streams(lambda: self.database, lambda: self.entropy, lambda: self._wakeups.ping())
         self.entropy: Entropy = SystemEntropy()
         self._source = database
         self._schema = schema
@@ -82,6 +86,7 @@ class Postroad(Handlers):
         self._calls: Calls | None = None
         self._opened: Database | None = None
         self._connected: Database | None = None  # not prepared yet: so far only joined by users' transactions
+        self._hub: Hub | None = None
         self._opening = threading.Lock()
 
     @property
@@ -167,6 +172,31 @@ class Postroad(Handlers):
         """A stream's entries with a seq above `after`, oldest first."""
         return await self.database.aread(log.read, check_stream(stream), after=_seq(after), limit=_limit(limit))
 
+    def watch(self, stream: str, *, after: int = 0) -> AsyncGenerator[Entry | Partial, None]:
+        """A stream's entries with a seq above `after`, each once and in order, and what its running turn says.
+
+        A `Partial` holds the whole text of `Turn.partial` so far, not what was added. It comes behind the entries that
+        stood there when it was said; the entries that follow it take its place. If it ends otherwise (the turn failed,
+        or its process died), one with an empty text follows.
+
+        It never ends by itself, also while the database is away. Whoever stops it with `aclose`, by leaving
+        `contextlib.aclosing`, or by cancelling the task that waits for it, leaves nothing behind.
+
+        Raises:
+            InvalidInput: At once, for a name or an `after` that cannot be.
+            StreamDeleted: The stream was deleted; what entries it had came before.
+            Refused: The app was closed meanwhile.
+        """
+        return watched(self.hub, check_stream(stream), after=_seq(after))
+
+    def hub(self) -> Hub:
+        """Where everyone in this process waits for news of streams."""
+        database = self.database
+        with self._opening:
+            if self._hub is None or self._hub.database is not database:
+                self._hub = Hub(database, self._wakeups)
+            return self._hub
+
     def position(self, accepted: Accepted) -> int | None:
         """How many events of its stream stand before this one; None once it has landed."""
         if not isinstance(accepted, Accepted):
@@ -184,6 +214,9 @@ class Postroad(Handlers):
         """End our threads and connections. The app may be used again; it opens its database anew."""
         with self._opening:
             opened, self._opened, self._connected = self._opened or self._connected, None, None
+            hub, self._hub = self._hub, None
+        if hub is not None:
+            hub.close()
         if opened is not None:
             opened.close()
 
@@ -226,6 +259,7 @@ class Postroad(Handlers):
             wakeups=self._wakeups,
             calls=self._calls or RealCalls(),
             keeper=Keeper(database, self._telemetry),
+            partials=Partials(database, self._wakeups),
             folding=Folding(database),
             poll=poll,
             retention=config.retention(settings),

@@ -91,6 +91,9 @@ async def run_call(calls: Calls, fn: Callable[[Any], Any], argument: Any, *, tim
     abort.add_done_callback(give_up)
     try:
         return await ended
+    except asyncio.CancelledError:
+        call.abort("cancelled")
+        raise
     finally:
         abort.remove_done_callback(give_up)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
+from postroad.engine.tools import Tool
 from postroad.model.clock import SECOND, span
 from postroad.model.dispatches import Alert, Dispatch, Receipt
 from postroad.model.errors import InvalidInput, Refused, Span, UnknownKind, shown
@@ -24,6 +25,7 @@ P = ParamSpec("P")
 OnFailure = Literal["event", "alert"]
 OnUnknown = Literal["resend", "park"]
 OnDead = Literal["block", "skip"]
+WhenInterrupted = Literal["show", "park"]
 
 OUTCOME: Kind[Outcome] = Kind(OUTCOME_NAME, Outcome)
 TIMER_FIRED: Kind[Any] = Kind(TIMER_FIRED_NAME, Any)
@@ -93,6 +95,7 @@ class Decider:
     attempts: int = 5
     timeout: int = 300 * SECOND
     lease: int = TURN_LEASE
+    when_interrupted: WhenInterrupted = "show"
     on_duplicate: Callable[["Turn", str], None] | None = None
 
 
@@ -124,6 +127,7 @@ class Registry:
     deciders: dict[str, Decider] = field(default_factory=dict)
     filters: dict[str, list[Filter]] = field(default_factory=dict)
     sinks: list[Callable[[Alert], None]] = field(default_factory=list)
+    tools: dict[str, Tool[..., Any]] = field(default_factory=dict)
 
     def declared(self, kind: str) -> Sender | Elsewhere:
         """How a kind is carried out; UnknownKind if nobody declared it."""
@@ -136,7 +140,7 @@ class Registry:
         """Take over another registry's declarations; a second one of the same thing is refused."""
         for key, sender in other.senders.items():
             put_sender(self.senders, key, sender)
-        for name in ("elsewhere", "deciders"):
+        for name in ("elsewhere", "deciders", "tools"):
             for key, value in getattr(other, name).items():
                 put(getattr(self, name), key, value, name)
         for stream_type, filters in other.filters.items():

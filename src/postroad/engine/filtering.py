@@ -5,9 +5,10 @@ from itertools import takewhile
 
 from postroad.engine.calls import contained
 from postroad.engine.declarations import Filter
+from postroad.engine.endings import answer
 from postroad.engine.telemetry import logger, traced
-from postroad.engine.turn import answer, event_of
-from postroad.model.events import OUTCOME_NAME, Event
+from postroad.engine.turn import event_of
+from postroad.model.events import OUTCOME_NAME, STOP_NAME, Event
 from postroad.model.payload import safe_error
 from postroad.model.rows import TurnClaim, TurnCommit
 
@@ -17,7 +18,7 @@ def noops(filters: Sequence[Filter], claim: TurnClaim) -> dict[str, str]:
     found: dict[str, str] = {}
     for waiting in claim.events:
         event = event_of(claim.stream, waiting)
-        reason = alerted(event) or next((r for f in filters if (r := _reason(f, event))), None)
+        reason = stopped(event) or alerted(event) or next((r for f in filters if (r := _reason(f, event))), None)
         if reason:
             found[waiting.event_id] = reason
     return found
@@ -37,6 +38,11 @@ def _reason(filter_: Filter, event: Event) -> str | None:
     except Exception as error:
         logger.error("a filter failed on %s of %s: %s", event.key, event.stream, traced(error))
         return None
+
+
+def stopped(event: Event) -> str | None:
+    """Why the event that stops a stream needs no decision: what it stops has ended."""
+    return "the stream was stopped" if event.kind == STOP_NAME else None
 
 
 def alerted(event: Event) -> str | None:

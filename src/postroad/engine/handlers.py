@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from postroad.engine.declarations import (
     RECORDED_LEASE,
@@ -16,6 +16,7 @@ from postroad.engine.declarations import (
     Registry,
     Sender,
     Transport,
+    WhenInterrupted,
     check_retry,
     check_stream_type,
     count,
@@ -36,6 +37,7 @@ from postroad.model.dispatches import Alert, Dispatch
 from postroad.model.errors import InvalidInput, Span, shown
 from postroad.model.events import Event
 from postroad.model.kinds import Kind
+from postroad.model.operations import EFFECTS, Effect
 from postroad.model.payload import VERSION_MAX
 from postroad.model.retry import ATTEMPTS_MAX, Retry
 from postroad.model.rows import SendPolicy
@@ -207,6 +209,7 @@ class Handlers:
         attempts: int = 5,
         timeout: Span = 300,
         lease: Span | None = None,
+        when_interrupted: WhenInterrupted = "show",
         on_duplicate: "Callable[[Turn, str], None] | None" = None,
     ) -> "Callable[[Callable[[Turn], R]], Callable[[Turn], R]]":
         """Decides for streams `<stream_type>/…`. Sync (in a thread) or async.
@@ -217,6 +220,9 @@ class Handlers:
             attempts: After that many failures a set of events is split; what fails alone goes dead, visibly.
             timeout: A turn that takes longer is failed, and its claim is not renewed.
             lease: How long a claim is ours between renewals; 30 s unless given.
+            when_interrupted: What becomes of a turn that must not be run again, because of the tools that it has
+                called: "show" consumes its events, with an entry that says what is known; "park" leaves the stream
+                until a person resolves it.
             on_duplicate: `on_duplicate(turn, key)` replaces a decision whose dispatch key exists already, without
                 running the handler again; without it a `postroad.failed` entry and an alert.
         """
@@ -236,6 +242,7 @@ class Handlers:
                 attempts=count(attempts, "attempts", ATTEMPTS_MAX),
                 timeout=positive(timeout, "timeout"),
                 lease=TURN_LEASE if lease is None else positive(lease, "lease"),
+                when_interrupted=one_of(when_interrupted, ("show", "park"), "when_interrupted"),
                 on_duplicate=on_duplicate,
             )
             put(self._registry.deciders, name, decider, "A turn")
@@ -278,18 +285,33 @@ class Handlers:
     def tool(
         self,
         *,
-        effect: Literal["read", "idempotent", "keyed", "unsafe"],
+        effect: Effect,
         version: int = 1,
         timeout: Span = 60,
     ) -> Callable[[Callable[P, R]], Tool[P, R]]:
-        """Declares a function that a turn may call, and whether it is safe to be called again.
+        """Declares a function that a turn may call (`turn.call`), and what a call may do to the world.
 
-        Recorded calls (`turn.call`) are not available in this release; the tool itself can be called.
+        Its arguments need types: calls are held against them, and models get them as a JSON schema. Sync (in a
+        thread) or async.
+
+        Args:
+            effect: "read" changes nothing; "idempotent" may be done again; "keyed" has a parameter `key` and hands it
+                to a destination that does the same once per key; "unsafe" must never be done twice by itself.
+            version: Part of what a recorded call is recognized by: raise it when the tool means something else.
+            timeout: How long a call may take; then it raises TimeoutError.
         """
-        one_of(effect, ("read", "idempotent", "keyed", "unsafe"), "effect")
-        positive(timeout, "timeout")
+        one_of(effect, EFFECTS, "effect")
+        longest = positive(timeout, "timeout")
         count(version, "version", VERSION_MAX)
-        return lambda fn: Tool(fn, effect=effect)
+
+        def declare(fn: Callable[P, R]) -> Tool[P, R]:
+            runnable(fn, "tool")
+            tool = Tool(fn, effect=effect, version=version, timeout=longest)
+            kept: Tool[..., Any] = tool
+            put(self._registry.tools, tool.name, kept, "A tool")
+            return tool
+
+        return declare
 
 
 def _load(reference: str) -> Handlers:

@@ -12,6 +12,7 @@ from postroad.engine.calls import Calls
 from postroad.engine.declarations import Registry
 from postroad.engine.folding import Folding
 from postroad.engine.leases import Keeper
+from postroad.engine.partials import Partials
 from postroad.engine.telemetry import Telemetry, logger
 from postroad.engine.wakeups import Topic, Wakeups
 from postroad.model.clock import SECOND
@@ -46,6 +47,7 @@ class Parts:
     wakeups: Wakeups
     calls: Calls
     keeper: Keeper
+    partials: Partials
     folding: Folding
     poll: int = POLL
     retention: Retention | None = None  # None: nothing goes by itself

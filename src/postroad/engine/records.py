@@ -15,7 +15,7 @@ from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.errors import InvalidInput
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import Enqueued, NewDispatch, NewEntry, NewEvent, Published, TimerChange
-from postroad.store import acks, dialects, inbox, outbox, timers
+from postroad.store import acks, dialects, inbox, outbox, streams, timers
 from postroad.store.groups import Name, Verb
 
 
@@ -108,6 +108,7 @@ class Records:
     acks: list[Presented] = field(default_factory=list)
     withdrawals: list[tuple[str, Withdrawn]] = field(default_factory=list)
     entries: list[NewEntry] = field(default_factory=list)
+    deletions: list[str] = field(default_factory=list)
     writes: list[Callable[[Connection], object]] = field(default_factory=list)
     tells: bool = False
     """Whether the commit itself wakes loops, since this process has none that would tell others."""
@@ -124,6 +125,8 @@ class Records:
             found |= {"turns", "sends"}
         if self.timers:
             found.add("timers")
+        if self.deletions:  # what waits in them ends
+            found.add("turns")
         return frozenset(found)
 
     def run_writes(self, conn: Connection) -> None:
@@ -161,17 +164,21 @@ def write(conn: Connection, batch: Sequence[Records], *, actor: str, now: int) -
         KeyConflict: A key is taken by other content.
         TimerConflict: A timer was set before.
         DispatchNotFound, AckNotRequested, BadAckToken, AckRefused: A token acknowledges nothing.
-        StreamDeleted: An event was published to a deleted stream.
+        StreamDeleted: An event was published to a deleted stream, or a timer armed.
     """
     failpoint("accept.before_insert")
     for records in batch:
         if records.writes:
             with dialects.users_plans(conn):
                 records.run_writes(conn)
+    # In the order of a turn's commit, streams first: whoever meets the same rows locks them alike.
+    deletions = sorted({stream for records in batch for stream in records.deletions})
+    streams.delete(conn, deletions, now=now)
+    changes = [timer.row(now) for records in batch for timer in records.timers]
+    streams.refuse_deleted(conn, {change.stream for change in changes if change.verb != "cancel"})
     sends = [send.row("", now) for records in batch for send in records.sends]
     enqueued = iter(outbox.insert(conn, sends, source="app", actor=actor, in_turn=False, now=now))
-    # In the order of a turn's commit: whoever meets the same rows locks them alike.
-    timers.apply(conn, [timer.row(now) for records in batch for timer in records.timers], now=now)
+    timers.apply(conn, [*timers.disarmed(conn, deletions), *changes], now=now)
     keys = [key for records in batch for key, _ in records.withdrawals]
     presented = [token for records in batch for token in records.acks]
     acks.acknowledge(conn, presented, actor=actor, withdrawals=keys, now=now)
@@ -199,6 +206,7 @@ def begun(conn: Connection, batch: Sequence[Records], *, now: int) -> list[Writt
 
 def _names(records: Records) -> list[Name]:
     return [
+        *(("", stream) for stream in records.deletions),  # least of all: deletions come first
         *(("event", event.stream, event.event_id) for event, _ in records.publishes),
         *(("key", send.key) for send in records.sends if send.key),
         *(("key", key) for key, _ in records.withdrawals),

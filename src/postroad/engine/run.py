@@ -2,21 +2,24 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar, assert_never
 
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from postroad.engine.answers import Answers, ended, stale
 from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut, contained, run_call
 from postroad.engine.declarations import Decider
+from postroad.engine.endings import STOPPED, bury, duplicate_key, interrupted, parked
 from postroad.engine.filtering import noops, prefix_answer
 from postroad.engine.loop import Parts
+from postroad.engine.operating import EFFECTS, Operating
 from postroad.engine.telemetry import logger, traced
-from postroad.engine.turn import Turn, bury, duplicate_key
+from postroad.engine.turn import Turn
 from postroad.model.clock import SECOND, moment
 from postroad.model.errors import (
     AckNotRequested,
@@ -31,13 +34,16 @@ from postroad.model.errors import (
     InvalidInput,
     RetryLater,
     StaleClaim,
+    StreamDeleted,
+    TurnStopped,
 )
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import RunEnd
+from postroad.model.operations import OperationRow
 from postroad.model.payload import safe_error
 from postroad.model.retry import Retry, floor_of
 from postroad.model.rows import Hold, TurnClaim, TurnCommit, TurnCommitted
-from postroad.store import queues, runs, turns
+from postroad.store import operations, queues, runs, turns
 from postroad.store.dialects import is_away
 
 R = TypeVar("R")
@@ -56,6 +62,7 @@ class Run:
         self._abort = abort
         self._answers = answers
         self._reasons: dict[str, str] = {}
+        self._operating = self._calling([])
         self._began = moment(parts.database.clock.wall())
 
     async def carry_out(self) -> None:
@@ -70,8 +77,17 @@ class Run:
 
     async def _process(self) -> None:
         claim, decider = self.claim, self.decider
+        if claim.again:
+            rows = await self._patiently(lambda: self.parts.database.aread(operations.of_turn, claim.turn_id))
+            self._operating = self._calling(rows)
+        if claim.stopping or self._operating.discarded:
+            await self._stop(STOPPED, "a person asked that it end")
+            return
         if claim.attempt > decider.attempts:
             await self._failed("claimant lost on final attempt", reason="turn.dead.interrupted")
+            return
+        if self._operating.barred:
+            await self._stop(EFFECTS, "an earlier run had called a tool that must not be called twice")
             return
         if not await self._filter():
             return
@@ -79,6 +95,12 @@ class Run:
         failpoint("turn.before_handler")
         assert decider.fn is not None
         await self._conclude(turn, await self._call(decider.fn, turn))
+
+    def _calling(self, rows: Sequence[OperationRow]) -> Operating:
+        return Operating(
+            self.claim, rows, database=self.parts.database, calls=self.parts.calls, abort=self._abort,
+            patiently=self._patiently,
+        )  # fmt: skip
 
     async def _call(self, fn: Callable[[Any], Any], argument: object) -> CallResult:
         return await run_call(self.parts.calls, fn, argument, timeout=self.decider.timeout, abort=self._abort)
@@ -95,7 +117,8 @@ class Run:
                 case other:
                     await self._conclude(self._turn(), other)
                     return False
-        answered = prefix_answer(self.claim, self._reasons)
+        # A set that has acted stays whole: it is the turn that knows of it.
+        answered = None if self._operating.acted else prefix_answer(self.claim, self._reasons)
         if answered is not None:
             try:
                 await self._patiently(lambda: self._answers.add(answered))
@@ -106,6 +129,10 @@ class Run:
     async def _conclude(self, turn: Turn, result: CallResult, *, replaced: bool = False) -> None:
         turn._end()
         match result:
+            case Aborted(why):
+                await self._aborted(why)
+            case _ if self._operating.stopped is not None:
+                await self._stop(self._operating.stopped.reason, self._operating.stopped.detail)
             case Returned(None):
                 await self._decided(turn, replaced=replaced)
             case Returned(value):
@@ -121,8 +148,6 @@ class Run:
             case TimedOut(stuck):
                 said = f"timeout after {self.decider.timeout / SECOND:g} s" + (", still running" if stuck else "")
                 await self._failed(said)
-            case Aborted(why):
-                await self._aborted(why)
             case _:
                 assert_never(result)
 
@@ -131,7 +156,8 @@ class Run:
         waiting = [event for event in claim.events if event.event_id not in self._reasons]
         return Turn(
             self.parts.post, claim, waiting, now=self.parts.database.clock.wall(), post=self.parts.post,
-            database=self.parts.database, folding=self.parts.folding, ending=self.parts.ending.is_set,
+            database=self.parts.database, folding=self.parts.folding, operating=self._operating,
+            tools=self.parts.registry.tools, ending=self.parts.ending.is_set, voice=self.parts.partials.voice(claim),
         )  # fmt: skip
 
     async def _decided(self, turn: Turn, *, replaced: bool = False) -> None:
@@ -142,9 +168,14 @@ class Run:
             contained(records.run_writes, conn)
 
         try:
+            self._operating.check_complete()
             done = await self._commit(turn.commit_at(decided_at, self._reasons), write if records.writes else None)
+        except TurnStopped as error:
+            await self._stop(error.reason, error.detail)
         except DuplicateEntry:
-            if await self._patiently(lambda: self.parts.database.atransact(turns.drop_landed, self.hold)):
+            if self._operating.acted:
+                await self._park("turn.interrupted.landed", "some of its events are in the log already")
+            elif await self._patiently(lambda: self.parts.database.atransact(turns.drop_landed, self.hold)):
                 self._ended(RunEnd.CONFLICT)
                 self.parts.wakeups.announce(("turns",))
             else:
@@ -158,6 +189,9 @@ class Run:
         except CommitUnknown:
             await self._look_up()
         except Exception as error:
+            if isinstance(error, StreamDeleted) and error.stream == self.claim.stream:
+                await self._deleted()
+                return
             # A refusal that only the database could know, or the user's own `write`: the decision failed.
             self.parts.telemetry.emit("turn.raised", stream=self.claim.stream, error=error)
             await self._failed(safe_error(error), error=error)
@@ -171,7 +205,9 @@ class Run:
 
     async def _commit(self, commit: TurnCommit, write: Callable[[Connection], None] | None) -> TurnCommitted:
         failpoint("turn.before_commit")
+        commit = replace(commit, spoke=self.parts.partials.close(self.claim))
         done = await self._patiently(lambda: self._write(commit, write))
+        self.parts.partials.let_go(self.claim, cleared=commit.spoke)
         failpoint("turn.after_commit")
         return done
 
@@ -204,7 +240,7 @@ class Run:
         key = error.keys[0]
         self.parts.telemetry.emit("turn.duplicate_key", stream=self.claim.stream, key=key)
         if self.decider.on_duplicate is None or replaced:
-            await self._end_with(duplicate_key(self.claim, key))
+            await self._end_with(duplicate_key(self.claim, key, self._operating.shown()))
             return
         turn = self._turn()
         await self._conclude(turn, await self._call(_replacing(self.decider.on_duplicate, key), turn), replaced=True)
@@ -225,19 +261,42 @@ class Run:
             told = traced(error) if claim.attempt == 1 else said
             logger.error("turn of %s failed (attempt %d): %s", claim.stream, claim.attempt, told)
         permanent = permanent or _ack_refused_for_good(error, self._began)
-        if claim.attempt < self.decider.attempts and not permanent:
+        dead = "turn.dead.permanent" if permanent else "turn.dead.max_attempts"
+        if self._operating.barred:
+            await self._stop(EFFECTS, said)
+        elif claim.attempt < self.decider.attempts and not permanent:
             delay = BACKOFF.delay(claim.attempt, self.parts.entropy.fraction(), floor)
             await self._back_off(delay, said, RunEnd.FAILED)
+        elif self._operating.acted:
+            await self._stop(reason or dead, said)
         elif len(claim.events) > 1:
             await self._patiently(lambda: self.parts.database.atransact(queues.split, self.hold, error=said))
             self._ended(RunEnd.FAILED, said)
             self.parts.wakeups.announce(("turns",))
         else:
-            why = reason or ("turn.dead.permanent" if permanent else "turn.dead.max_attempts")
-            await self._end_with(bury(claim, reason=why, error=said))
+            await self._end_with(bury(claim, reason=reason or dead, error=said))
+
+    async def _stop(self, reason: str, said: str) -> None:
+        """End a turn that must not be run again, or that a person has stopped: show it, or leave it to a person."""
+        if self.decider.when_interrupted == "park" and reason != STOPPED:
+            await self._park(reason, said)
+        else:
+            shown = self._operating.shown()
+            await self._end_with(interrupted(self.claim, reason=reason, error=said, operations=shown))
+
+    async def _park(self, reason: str, said: str) -> None:
+        alert = parked(self.claim, reason=reason, error=said)
+        database, error = self.parts.database, f"{reason}: {said}"
+        await self._patiently(lambda: database.atransact(queues.park, self.hold, error=error, alert=alert))
+        self._ended(RunEnd.STOPPED, error)
+        self.parts.wakeups.announce(("timers",))
 
     async def _end_with(self, commit: TurnCommit) -> None:
-        await self._commit(commit, None)
+        try:
+            await self._commit(commit, None)
+        except StreamDeleted:  # its own: such a commit publishes nothing
+            await self._deleted()
+            return
         self._ended(commit.end, commit.error or "")
         self.parts.wakeups.announce(("turns", "timers"))
 
@@ -255,8 +314,21 @@ class Run:
     async def _aborted(self, why: str) -> None:
         if why == "lease lost":
             raise StaleClaim(self.claim.stream)
-        await self.parts.database.atransact(queues.release, self.hold)
-        self._ended(RunEnd.RELEASED, why)
+        if why == STOPPED:
+            await self._stop(STOPPED, "a person asked that it end")
+        elif self._operating.barred:
+            await self._stop(EFFECTS, why)
+        else:
+            await self._give_back(RunEnd.RELEASED, why)
+
+    async def _deleted(self) -> None:
+        """Its stream was deleted: the next claim drops what it was about."""
+        await self._give_back(RunEnd.STOPPED, "its stream was deleted")
+        self.parts.wakeups.announce(("turns",))
+
+    async def _give_back(self, end: RunEnd, why: str) -> None:
+        await self.parts.database.atransact(queues.release, self.hold, end=end, error=why)
+        self._ended(end, why)
 
     async def _look_up(self) -> None:
         """The COMMIT's answer was lost: the run's row knows whether it happened."""

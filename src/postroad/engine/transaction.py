@@ -12,13 +12,13 @@ from postroad.engine.arguments import Context
 from postroad.engine.declarations import plain
 from postroad.engine.records import BEGIN, Records, TimerRecord, When, Written, begun, write
 from postroad.model.dispatches import Accepted, Withdrawn
-from postroad.model.errors import InvalidInput, NotInTransaction, Refused, Span
+from postroad.model.errors import InvalidInput, NotInTransaction, Refused, Span, StreamDeleted
 from postroad.model.failpoints import failpoint
 from postroad.model.ids import check_event_key, check_stream, check_timer_key
 from postroad.model.kinds import Kind
 from postroad.model.payload import encode, text
 from postroad.model.rows import NewEvent
-from postroad.store import borrowed, dialects
+from postroad.store import borrowed, dialects, stopping
 from postroad.store.database import Database
 
 T = TypeVar("T")
@@ -41,11 +41,11 @@ class Transaction:
         Raises:
             InvalidInput: The stream is not `type/id`, or the key or payload cannot be stored.
             KeyConflict: On leaving the block, if the key is taken by other content.
-            StreamDeleted: On leaving the block, if the stream was deleted.
+            StreamDeleted: On leaving the block, if the stream was deleted; at once, if this transaction deletes it.
         """
         name, version, encoded = arguments.payload(kind, data)
         event = NewEvent(
-            stream=check_stream(stream),
+            stream=self._living(check_stream(stream)),
             event_id=self._default_key() if key is None else check_event_key(key),
             kind=name,
             version=version,
@@ -121,6 +121,7 @@ class Transaction:
 
         Raises:
             TimerConflict: On leaving the block, if the key is armed with other content, fired or cancelled.
+            StreamDeleted: On leaving the block, if the stream was deleted; at once, if this transaction deletes it.
         """
         self._arm("set", key, arguments.when(at, after), data=data, stream=stream)
 
@@ -141,6 +142,37 @@ class Transaction:
         self._open_records().timers.append(
             TimerRecord(verb="cancel", stream=self._timer_stream(stream), key=check_timer_key(key))
         )
+
+    def stop_stream(self, stream: str) -> None:
+        """Withdraw what people have published to a stream and wait for, and ask its turn that is under way to end.
+
+        The turn commits nothing: a `postroad.interrupted` entry says that it was stopped, and what it had called.
+        What is published afterwards is processed as ever; outcomes, timers and reports stay.
+
+        Raises:
+            InvalidInput: The stream is not `type/id`.
+            StreamDeleted: On leaving the block, if the stream was deleted; at once, if this transaction deletes it.
+        """
+        event = stopping.event(self._living(check_stream(stream)), self._default_key())
+        self._open_records().publishes.append((event, Accepted()))
+
+    def delete_stream(self, stream: str) -> None:
+        """Delete a stream: nothing comes into being in it any more. Deleting it again is the same success.
+
+        Its armed timers are cancelled, and what waits in it is dropped. A turn of it that is under way commits
+        nothing. What comes later is refused (`publish`, timers: StreamDeleted) or dropped with a word on it (outcomes).
+        A stream that has never been is deleted all the same. What has been sent from it goes on its way; withdraw it if
+        it must not. In a turn it may be the turn's own: what the turn records is the last thing in its log.
+
+        Raises:
+            InvalidInput: The stream is not `type/id`.
+            Refused: This transaction publishes to it, or arms a timer of it.
+        """
+        name, records = check_stream(stream), self._open_records()
+        armed = {timer.stream for timer in records.timers if timer.verb != "cancel"}
+        if name in armed or any(event.stream == name for event, _ in records.publishes):
+            raise Refused(f"This transaction publishes to {name}, or arms a timer of it; nothing would come of that.")
+        records.deletions.append(name)
 
     def write(self, fn: Callable[[Connection], object]) -> None:
         """Have `fn(connection)` write the user's own rows in the same commit; it must not commit itself."""
@@ -178,13 +210,19 @@ class Transaction:
         self._open_records().timers.append(
             TimerRecord(
                 verb=verb,
-                stream=self._timer_stream(stream),
+                stream=self._living(self._timer_stream(stream)),
                 key=check_timer_key(key),
                 data=encode({} if data is None else data),
                 at=when.at,
                 after=when.after,
             )
         )
+
+    def _living(self, stream: str) -> str:
+        """The stream, unless this transaction deletes it."""
+        if stream in self._records.deletions:
+            raise StreamDeleted(stream, stream=stream)
+        return stream
 
     def _timer_stream(self, stream: str | None) -> str:
         if stream is None:

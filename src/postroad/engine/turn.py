@@ -2,24 +2,25 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from postroad.engine.arguments import Context, payload
+from postroad.engine.endings import noop_entries
 from postroad.engine.folding import Folding
+from postroad.engine.operating import Operating
+from postroad.engine.partials import Voice, words
 from postroad.engine.tools import Tool
 from postroad.engine.transaction import Transaction
-from postroad.model import events, ids
+from postroad.model import ids
 from postroad.model.clock import moment
-from postroad.model.errors import InvalidInput, Refused, shown
+from postroad.model.errors import InvalidInput, shown
 from postroad.model.events import Entry, Event
 from postroad.model.folds import Fold
 from postroad.model.kinds import Kind
-from postroad.model.lifecycle import RunEnd
-from postroad.model.payload import whole
-from postroad.model.rows import InboxEvent, NewAlert, NewEntry, TurnClaim, TurnCommit
-from postroad.store import log
+from postroad.model.operations import Operation
+from postroad.model.payload import encode, text, whole
+from postroad.model.rows import InboxEvent, NewEntry, TurnClaim, TurnCommit
+from postroad.store import windows
 from postroad.store.database import Database
 
 if TYPE_CHECKING:
@@ -42,13 +43,16 @@ class Turn(Transaction):
         attempt: This attempt's number, from 1.
         now: When this attempt was claimed.
         post: The app.
+        tools: The app's tools, by name.
+        interrupted: What earlier runs of this turn have called, oldest first; empty on its first run.
         stopping: True once the runtime wants the turn to end: the process is to end, the claim is lost, or the
             deadline has passed. After its end a turn's verbs are refused.
     """
 
     def __init__(
         self, context: Context, claim: TurnClaim, waiting: Sequence[InboxEvent], *, now: int, post: "Postroad",
-        database: Database, folding: Folding, ending: Callable[[], bool],
+        database: Database, folding: Folding, operating: Operating, tools: Mapping[str, Tool[..., Any]],
+        ending: Callable[[], bool], voice: Voice,
     ) -> None:  # fmt: skip
         super().__init__(context)
         self._claim = claim
@@ -60,8 +64,11 @@ class Turn(Transaction):
         self.events: Sequence[Event] = [event_of(claim.stream, e) for e in waiting]
         self.attempt = claim.attempt
         self.now: datetime = moment(now)
-        self.interrupted: Sequence[Any] = ()
+        self.interrupted: Sequence[Operation] = tuple(row.shown() for row in operating.earlier)
+        self.tools = tools
+        self._operating = operating
         self._ending = ending
+        self._voice = voice
         self.post = post
 
     @property
@@ -74,9 +81,14 @@ class Turn(Transaction):
         return ids.subject(self.stream)
 
     def log(self, *, last: int = 200) -> Sequence[Entry]:
-        """The stream's last entries, oldest first, as of this turn's claim; at most 10,000."""
-        window = whole(last, "last", least=0, most=LOG_WINDOW_MAX)
-        return self._database.read(log.last, self.stream, limit=window)
+        """The stream's `last` entries, oldest first, as of this turn's claim.
+
+        More than `last` if more has come since the previous turn decided, which is never left out; at most 10,000.
+        """
+        least = whole(last, "last", least=0, most=LOG_WINDOW_MAX)
+        return self._database.read(
+            windows.window, self.stream, version=self._claim.version, last=least, most=LOG_WINDOW_MAX
+        )
 
     def fold(self, fold: Fold[S]) -> S:
         """The fold's state over the stream's whole log as of this turn's claim."""
@@ -89,13 +101,54 @@ class Turn(Transaction):
         name, version, encoded = payload(kind, data)
         self._open_records().entries.append(self._entry(name, version, encoded))
 
+    def partial(self, text: str) -> None:
+        """Show what this turn says, piece by piece, to whoever watches its stream, until its entries take its place.
+
+        The text is added to what was said before. Nothing is waited for, and any thread may call this: a model's
+        pieces go in as they come. It is not durable, and watchers get it some 0.2 s later. Beyond 256 KiB the text
+        ends with "…", and what follows is dropped.
+
+        Raises:
+            InvalidInput: This is no text that can be stored.
+            Refused: The turn is over.
+        """
+        said = words(text)
+        self._open_records()  # refuses after the turn's end
+        self._voice.say(said)
+
     async def call(self, tool: Tool[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a tool, recorded under this run."""
-        raise _no_tools()
+        """Call a tool: its start is recorded before, its end after. In an async handler only.
+
+        A turn that is run again gets the recorded results of the same calls, in order, without calling again. A
+        keyed tool is handed its key. What the tool raises is raised here too.
+
+        Raises:
+            InvalidInput: The arguments don't fit the tool's types; nothing was called.
+            TurnStopped: The turn has ended: this call does not repeat what an earlier run had begun to do, or a
+                person asked that it stop. Let it pass; nothing that the handler still does is committed.
+            OutcomeUnknown: After a person's "continue": nobody knows whether this unsafe call happened.
+        """
+        return cast(R, await self._called(tool, tool.bind(args, kwargs)))
 
     async def call_json(self, name: str, arguments: str) -> str:
-        """Call a tool as a model asked for it."""
-        raise _no_tools()
+        """Call a tool as a model asked for it: by name, with JSON. The result as text, as JSON unless it is a str.
+
+        An unknown tool, and arguments that don't fit, come back as text that tells the model what is wrong. Everything
+        else as in `call`.
+        """
+        tool = self.tools.get(text(name, "name"))
+        if tool is None:
+            return f"Unknown tool {shown(name)}. There are: {', '.join(sorted(self.tools)) or 'none'}."
+        try:
+            fitting = tool.parse(arguments)
+        except InvalidInput as error:
+            return f"Invalid arguments. {error.detail}"
+        result = await self._called(tool, fitting)
+        return result if isinstance(result, str) else encode(result, "result")
+
+    async def _called(self, tool: Tool[..., Any], arguments: str) -> Any:
+        self._open_records()  # refuses after the turn's end
+        return await self._operating.call(tool, arguments)
 
     def _entry(self, kind: str, version: int, data: str) -> NewEntry:
         ordinal = len(self._records.entries)
@@ -123,11 +176,10 @@ class Turn(Transaction):
             publishes=[event for event, _ in records.publishes],
             acks=records.acks,
             withdrawals=[key for key, _ in records.withdrawals],
+            deletions=records.deletions,
+            operated=self._operating.called,
+            stoppable=True,
         )
-
-
-def _no_tools() -> Refused:
-    return Refused("Recorded tool calls are not available in this release; call the function itself.")
 
 
 def event_of(stream: str, event: InboxEvent) -> Event:
@@ -136,65 +188,3 @@ def event_of(stream: str, event: InboxEvent) -> Event:
         stream=stream, key=event.event_id, kind=event.kind, raw=event.data, version=event.version,
         received=event.received_at,
     )  # fmt: skip
-
-
-def noop_entries(claim: TurnClaim, reasons: Mapping[str, str]) -> list[NewEntry]:
-    """One `postroad.noop` entry for each event that needed no decision."""
-    return [
-        NewEntry(
-            entry_id=f"postroad.noop:{event_id}",
-            kind=events.NOOP,
-            data=msgspec.json.encode(events.Noop(event=event_id, reason=reason)).decode(),
-            run_id=claim.run_id,
-            cause=claim.turn_id,
-        )
-        for event_id, reason in reasons.items()
-    ]
-
-
-def answer(claim: TurnClaim, consumed: list[InboxEvent], reasons: Mapping[str, str]) -> TurnCommit:
-    """The commit that answers events of a set without a decision: the events, then a noop for each reason."""
-    return TurnCommit(claim=claim, consumed=consumed, entries=noop_entries(claim, reasons))
-
-
-def failure(claim: TurnClaim, *, reason: str, error: str) -> NewEntry:
-    """The visible entry of a set that ended without a decision."""
-    failed = events.Failure(events=[e.event_id for e in claim.events], reason=reason, error=error)
-    return NewEntry(
-        entry_id=f"postroad.failed:{claim.turn_id}",
-        kind=events.FAILED,
-        data=msgspec.json.encode(failed).decode(),
-        run_id=claim.run_id,
-        cause=claim.turn_id,
-    )
-
-
-def bury(claim: TurnClaim, *, reason: str, error: str) -> TurnCommit:
-    """The commit of a set that is given up: outcomes are recorded, the rest goes dead, visibly, with an alert."""
-    kept = [e for e in claim.events if e.kind in _ALWAYS_RECORDED]
-    return TurnCommit(
-        claim=claim,
-        consumed=kept,
-        dead=[e for e in claim.events if e.kind not in _ALWAYS_RECORDED],
-        dead_reason=reason,
-        entries=[failure(claim, reason=reason, error=error)],
-        alerts=[NewAlert(code="turn.dead", subject=claim.stream, detail=f"{reason}: {error}"[:2_000])],
-        end=RunEnd.FAILED,
-        error=error,
-    )
-
-
-def duplicate_key(claim: TurnClaim, key: str) -> TurnCommit:
-    """The commit of a decision whose dispatch key exists and that nothing replaced: visible, with an alert."""
-    said = f"dispatch key {key!r} exists already"
-    return TurnCommit(
-        claim=claim,
-        consumed=claim.events,
-        entries=[failure(claim, reason="turn.failed.duplicate_key", error=said)],
-        alerts=[NewAlert(code="turn.duplicate_key", subject=claim.stream, detail=said)],
-        end=RunEnd.FAILED,
-        error=said,
-    )
-
-
-_ALWAYS_RECORDED = frozenset({events.OUTCOME_NAME})

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, get_args
 
-Topic = Literal["turns", "sends", "timers"]
+# "entries", what becomes of streams' logs and of what their turns say, is told in its own process only.
+Topic = Literal["turns", "sends", "timers", "entries"]
 TOPICS: tuple[Topic, ...] = ("turns", "sends", "timers")
 
 
@@ -13,7 +14,7 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sleepers: dict[Topic, list[Callable[[], None]]] = {topic: [] for topic in TOPICS}
+        self._sleepers: dict[Topic, list[Callable[[], None]]] = {topic: [] for topic in get_args(Topic)}
         self._relays: list[Callable[[frozenset[Topic]], None]] = []
         self.hearing = False
         """Whether what other processes announce is known to arrive here, so that an idle loop may look more rarely."""

@@ -8,14 +8,15 @@ from sqlalchemy import Connection
 from postroad.engine.answers import Answers
 from postroad.engine.calls import Abort
 from postroad.engine.declarations import Decider
+from postroad.engine.endings import STOPPED, answer
 from postroad.engine.loop import AT_ONCE, Loop, Parts, Step, waited_little
 from postroad.engine.run import Run
-from postroad.engine.turn import answer
+from postroad.model import ids
 from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
 from postroad.model.ids import stream_type
 from postroad.model.rows import ClaimedTurns, Hold, TurnClaim, TurnCommit
-from postroad.store import due, queues
+from postroad.store import due, queues, stopping
 
 SET_MAX = 100
 RECORDED_MAX = 64
@@ -71,6 +72,8 @@ class Worker(Loop):
         self._alone = ""
         self._answers = Answers(parts)
         self._unanswered: list[str] = []
+        self._looked = parts.database.clock.monotonic()  # for turns that people have stopped
+        self._asked = False
 
     def leases(self) -> Iterable[int]:
         return (decider.lease for decider in self.parts.registry.deciders.values())
@@ -78,11 +81,16 @@ class Worker(Loop):
     async def due(self) -> int | None:
         if self._solitary or self._unanswered:
             return AT_ONCE
-        types = [decider.stream_type for decider, *_ in self._wants()]
-        return await self.parts.database.aread(due.streams, types) if types else None
+        wanted = {decider.stream_type for decider, *_ in self._wants()}
+        found = await self.parts.database.aread(due.streams, list(self.parts.registry.deciders))
+        self._asked = True
+        if any(of_type.stopped for of_type in found.values()):
+            await self._see_to_stops()
+        return min((one.at for kind, one in found.items() if kind in wanted and one.at is not None), default=None)
 
     async def step(self) -> Step:
         self.stalls.look()
+        await self._see_to_stops_sometimes()
         if self._alone:
             return Step.NOTHING
         if self._solitary:
@@ -113,6 +121,26 @@ class Worker(Loop):
         full = any(len(claimed[decider.stream_type].claims) >= free for decider, free, *_ in wants)
         return Step.MORE if full or any(found.clogged for found in claimed.values()) else Step.SOME
 
+    async def _see_to_stops_sometimes(self) -> None:
+        """Before a step that nothing was asked for: one that knows that there is more to do looks only now and then."""
+        asked, self._asked = self._asked, False
+        busy = self._certain and self.parts.database.clock.monotonic() < self._looked + self.interval
+        if not asked and not busy:
+            await self._see_to_stops()
+
+    async def _see_to_stops(self) -> None:
+        """End the turns that people have stopped, wherever they are."""
+        database = self.parts.database
+        self._looked = database.clock.monotonic()
+        idle = []
+        for asked in await database.aread(stopping.asked, list(self.parts.registry.deciders)):
+            if asked.claim_token is None:
+                idle.append(asked.stream)
+            elif (abort := self._aborts.get(ids.run_id(asked.claim_token, asked.stream))) is not None:
+                _set(abort, STOPPED)
+        if idle:
+            await database.atransact(stopping.hurry, idle)
+
     async def _give_back(self) -> None:
         """Claims whose COMMIT was not answered: whether they happened or not, nothing of them has begun."""
         while self._unanswered:
@@ -122,6 +150,7 @@ class Worker(Loop):
     async def finish(self) -> None:
         while tasks := [task for table in self._running.values() for task in table.values()]:
             await asyncio.wait(tasks)
+        await self.parts.partials.finish()
         if self._solitary and not self._running_count():
             await self._start_solitary()
             await self.finish()
@@ -208,6 +237,7 @@ class Worker(Loop):
 
     def _forget(self, claim: TurnClaim) -> None:
         self._aborts.pop(claim.run_id, None)
+        self.parts.partials.let_go(claim)
         self.parts.keeper.let_go(Hold(claim.stream, claim.token))
 
 

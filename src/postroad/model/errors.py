@@ -154,6 +154,13 @@ class StaleClaim(PostroadError):
     """The claim is over; somebody else may own this by now. Nothing was changed."""
 
 
+class TurnStopped(PostroadError):
+    """This turn was stopped: it decides nothing more."""
+
+    stream: str
+    reason: str
+
+
 class IllegalEdge(PostroadError):
     """A dispatch cannot go from this status to that one."""
 

@@ -6,12 +6,14 @@ from typing import Any
 import msgspec
 
 from postroad.model.clock import moment
+from postroad.model.operations import Operation
 
 NOOP = "postroad.noop"
 FAILED = "postroad.failed"
 INTERRUPTED = "postroad.interrupted"
 OUTCOME_NAME = "postroad.outcome"
 TIMER_FIRED_NAME = "postroad.timer_fired"
+STOP_NAME = "postroad.stop"
 
 
 class Event:
@@ -86,6 +88,20 @@ class Entry(Event):
         return moment(self._recorded)
 
 
+class Partial(msgspec.Struct, frozen=True):
+    """What a running turn has said so far; not durable.
+
+    Attributes:
+        stream: The stream's name.
+        turn: The turn's id: the `cause` of the entries that it will record.
+        text: The whole text so far; empty when it no longer counts, and no entry has taken its place.
+    """
+
+    stream: str
+    turn: str
+    text: str
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """How a dispatch ended, as an event of the stream that sent it.
 
@@ -109,8 +125,18 @@ class Noop(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What ended without a decision: the events, why, and the error's text."""
+    """What ended without a decision: the events, why, and the error's text; and the tool calls that were made."""
 
     events: list[str]
     reason: str
     error: str
+    operations: list[Operation] = []
+
+
+class Interruption(msgspec.Struct, frozen=True):
+    """A turn that was stopped and is not run again: its events, why, and all that is known of its tool calls."""
+
+    events: list[str]
+    reason: str
+    error: str
+    operations: list[Operation]

@@ -95,3 +95,9 @@ def entry_id(turn: str, ordinal: int) -> str:
 def key_in_turn(turn: str, ordinal: int) -> str:
     """The key of a dispatch or event for which a turn gave none."""
     return f"{turn}/{ordinal}"
+
+
+def operation_key(turn: str, ordinal: int, tool: str, arguments: str) -> str:
+    """The key that a keyed tool's call gives to its destination; `arguments` in their canonical form."""
+    digest = hashlib.sha256(f"{tool}\0{arguments}".encode()).hexdigest()[:16]
+    return f"{turn}/{ordinal}/{digest}"

@@ -84,6 +84,7 @@ class RunEnd(StrEnum):
     INTERRUPTED = "interrupted"
     STALE = "stale"
     RELEASED = "released"
+    STOPPED = "stopped"
 
 
 class QueueState(StrEnum):

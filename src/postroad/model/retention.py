@@ -15,7 +15,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         acked: Dispatches that were acknowledged.
         dead_letter: Dispatches that failed for good, and events that ended without a decision.
         expired: Dispatches whose deadline passed or that were withdrawn.
-        records: Runs of turns that have ended, and alerts that have rung.
+        records: Runs of turns that have ended and their tool calls, and alerts that have rung.
+        deleted: What a deleted stream contained, from its deletion on: its log, events, runs, tool calls and timers.
         tombstones: How long a key stays taken after its row went, where no stream holds it for longer; and how long
             the history of a dispatch whose row went is kept.
         history: Whether a dispatch's history outlives its row.
@@ -26,5 +27,6 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter: int = 30 * DAY
     expired: int = 30 * DAY
     records: int = 30 * DAY
+    deleted: int = DAY
     tombstones: int = 90 * DAY
     history: bool = True

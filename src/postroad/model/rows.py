@@ -104,7 +104,8 @@ class TurnClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A claimed stream with the exact set of events of its turn.
 
     `attempt` counts from 1 and includes this one. `interrupted`: the last claimant was lost, not failed.
-    `alone`: the set was split, this is one event of it.
+    `alone`: the set was split, this is one event of it. `again`: the set was claimed before. `stopping`: a person
+    asked that the turn end.
     """
 
     stream: str
@@ -117,6 +118,8 @@ class TurnClaim(msgspec.Struct, frozen=True, kw_only=True):
     events: list[InboxEvent]
     interrupted: bool = False
     alone: bool = False
+    again: bool = False
+    stopping: bool = False
 
 
 class ClaimedTurns(msgspec.Struct, frozen=True):
@@ -170,7 +173,9 @@ class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
 class TurnCommit(msgspec.Struct, frozen=True, kw_only=True):
     """All that one turn writes: its events consumed, what it recorded and what it causes.
 
-    `consumed` move into the log, then `entries` follow. `dead` stay in the inbox with `dead_reason`.
+    `consumed` move into the log, then `entries` follow. `dead` stay in the inbox with `dead_reason`. `operated`: the
+    run has called tools. `stoppable`: it is refused if a person asked that the turn end.
+    `spoke`: what this run has said to watchers may stand in the database.
     """
 
     claim: TurnClaim
@@ -181,9 +186,13 @@ class TurnCommit(msgspec.Struct, frozen=True, kw_only=True):
     publishes: list[NewEvent] = []
     acks: list[Presented] = []
     withdrawals: list[str] = []
+    deletions: list[str] = []
     dead: list[InboxEvent] = []
     dead_reason: str = ""
     alerts: list[NewAlert] = []
+    operated: bool = False
+    stoppable: bool = False
+    spoke: bool = False
     end: RunEnd = RunEnd.COMMITTED
     error: str | None = None
 

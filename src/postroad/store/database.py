@@ -123,6 +123,11 @@ class Database:
     def _check(engine: Engine | str | URL) -> Engine:
         return dialects.open_engine(engine) if isinstance(engine, str | URL) else dialects.check_engine(engine)
 
+    @property
+    def inline(self) -> bool:
+        """Whether all runs in its caller's thread, as in tests and simulation: no thread of ours may use it."""
+        return isinstance(self._executor, Inline)
+
     def transact(
         self,
         fn: Callable[..., R],

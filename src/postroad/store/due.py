@@ -6,18 +6,22 @@ finds nothing; before that time there is nothing.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from postroad.store import dialects
 from postroad.store.statements import Statement, as_json
 
-# Scalar subqueries along the indexes: an aggregate or EXISTS may be planned as a walk over all of it.
+# Scalar subqueries along the indexes: an aggregate or EXISTS may be planned as a walk over all of it. There are few
+# stops at any time, and their type is compared as what no index is offered for.
 _STREAMS = Statement("""
-    SELECT (SELECT q.until FROM {p}queues AS q
+    SELECT value AS type, (SELECT q.until FROM {p}queues AS q
             WHERE q.type = value AND q.until IS NOT NULL ORDER BY q.until LIMIT 1) AS known,
     (SELECT i.ready_at FROM {p}inbox AS i
-     WHERE i.type = value AND i.front = 1 AND i.reason IS NULL ORDER BY i.ready_at, i.position LIMIT 1) AS fresh
+     WHERE i.type = value AND i.front = 1 AND i.reason IS NULL ORDER BY i.ready_at, i.position LIMIT 1) AS fresh,
+    (SELECT 1 FROM {p}inbox AS i
+     WHERE i.kind = 'postroad.stop' AND i.reason IS NULL AND coalesce(i.type, '-') = value LIMIT 1) AS stopped
     FROM {list:types}
 """)
 _SENDS = Statement("""
@@ -36,9 +40,22 @@ _MOMENTS = Statement("""
 """)
 
 
-def streams(conn: Connection, types: Sequence[str]) -> int | None:
-    """The earliest time at which a stream of one of these types may have a turn to run; None: none is to come."""
-    return _earliest(conn, _STREAMS, types=as_json(types))
+class DueStreams(NamedTuple):
+    """When a stream of a type may have a turn to run, None: none is to come; whether people have stopped any."""
+
+    at: int | None
+    stopped: bool
+
+
+def streams(conn: Connection, types: Sequence[str]) -> dict[str, DueStreams]:
+    """What is to come in streams of these types, by type."""
+    dialects.distrust_statistics(conn)
+    return {
+        row.type: DueStreams(
+            min((at for at in (row.known, row.fresh) if at is not None), default=None), row.stopped is not None
+        )
+        for row in _STREAMS(conn, types=as_json(types))
+    }
 
 
 def sends(conn: Connection, kinds: Sequence[str]) -> int | None:
@@ -54,9 +71,5 @@ def sends(conn: Connection, kinds: Sequence[str]) -> int | None:
 
 def moments(conn: Connection) -> int | None:
     """The earliest time at which a timer is due, a dispatch expires or an alert has waited; None: none is to come."""
-    return _earliest(conn, _MOMENTS)
-
-
-def _earliest(conn: Connection, statement: Statement, **parameters: str) -> int | None:
     dialects.distrust_statistics(conn)
-    return min((at for row in statement(conn, **parameters) for at in row if at is not None), default=None)
+    return min((at for row in _MOMENTS(conn) for at in row if at is not None), default=None)

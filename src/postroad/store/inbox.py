@@ -18,7 +18,7 @@ from postroad.model.failpoints import failpoint
 from postroad.model.rows import NewEvent, Published
 from postroad.store import tombstones
 from postroad.store.log import LANDED, EventKey
-from postroad.store.statements import Statement, as_json
+from postroad.store.statements import Row, Statement, as_json
 
 ROUNDS = 8
 
@@ -36,7 +36,8 @@ _INSERT = Statement(
     "RETURNING stream, event_id, position"
 )
 _HELD = Statement(
-    "SELECT stream, event_id, position, kind, data FROM (SELECT e.stream, e.event_id, "
+    "SELECT stream, event_id, position, kind, data, deleted_at FROM (SELECT e.stream, e.event_id, "
+    "(SELECT s.deleted_at FROM {p}streams s WHERE s.id = e.stream) AS deleted_at, "
     + ", ".join(
         f"(SELECT i.{name} FROM {{p}}inbox i WHERE i.stream = e.stream AND i.event_id = e.event_id) AS {name}"
         for name in ("position", "kind", "data")
@@ -169,22 +170,27 @@ def _insert(conn: Connection, left: Mapping[EventKey, NewEvent], *, now: int) ->
 def _held(conn: Connection, keys: Collection[EventKey]) -> dict[EventKey, First]:
     if not keys:
         return {}
-    found = _HELD(conn, e=_keys(keys))
+    found = _HELD(conn, e=_keys(keys)).all()
+    _refuse_deleted(found)
     return {(row.stream, row.event_id): First(row.position, row.kind, row.data) for row in found}
 
 
 def _landed(conn: Connection, keys: Collection[EventKey]) -> dict[EventKey, First]:
     """Those that stand in the log, or died and left a tombstone; StreamDeleted if one's stream is deleted."""
     over = _OVER(conn, e=_keys(keys)).all() if keys else []
-    for row in over:
-        if row.deleted_at is not None:
-            raise StreamDeleted(row.stream, stream=row.stream)
+    _refuse_deleted(over)
     if not over:
         return {}
     buried = {(row.stream, row.event_id): First(None, content_hash=row.buried) for row in over if row.buried}
     places = [{"stream": row.stream, "seq": row.seq} for row in over if row.seq is not None]
     found = _ENTRIES(conn, e=as_json(places)) if places else ()
     return buried | {(row.stream, row.event_id): First(None, row.kind, row.data) for row in found}
+
+
+def _refuse_deleted(found: Sequence[Row]) -> None:
+    for row in found:
+        if row.deleted_at is not None:
+            raise StreamDeleted(row.stream, stream=row.stream)
 
 
 def _keys(keys: Iterable[EventKey]) -> str:

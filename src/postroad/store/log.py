@@ -44,8 +44,11 @@ _INSERT = Statement(
 )
 _VERSION = Statement("SELECT version FROM {p}streams WHERE id = :stream")
 _COLUMNS = "stream, seq, entry_id, kind, version, data, received_at, recorded_at, cause"
-_READ = Statement(f"SELECT {_COLUMNS} FROM {{p}}log WHERE stream = :stream AND seq > :after ORDER BY seq LIMIT :limit")
-_LAST = Statement(f"SELECT {_COLUMNS} FROM {{p}}log WHERE stream = :stream ORDER BY seq DESC LIMIT :limit")
+# Places are dense, so that a read names its range: for ORDER BY and LIMIT alone Postgres, whose statistics are never
+# those of now, reads all the rest of the stream and sorts it.
+_READ = Statement(
+    f"SELECT {_COLUMNS} FROM {{p}}log WHERE stream = :stream AND seq > :after AND seq <= :upto ORDER BY seq"
+)
 _FIND = Statement(
     f"SELECT {_COLUMNS} FROM {{p}}log WHERE stream = :stream AND entry_id {{in_list:entry_ids}} ORDER BY seq"
 )
@@ -165,12 +168,12 @@ def landed(conn: Connection, keys: Iterable[EventKey]) -> dict[EventKey, int]:
 
 def read(conn: Connection, stream: str, *, after: int = 0, limit: int = 200) -> list[Entry]:
     """The entries after place `after`, oldest first."""
-    return [entry(row) for row in _READ(conn, stream=stream, after=after, limit=limit)]
+    return [entry(row) for row in _READ(conn, stream=stream, after=after, upto=after + limit)]
 
 
 def last(conn: Connection, stream: str, *, limit: int = 200) -> list[Entry]:
     """The newest entries, oldest of them first."""
-    return [entry(row) for row in _LAST(conn, stream=stream, limit=limit)][::-1]
+    return read(conn, stream, after=max(0, version(conn, stream) - limit), limit=limit)
 
 
 def find(conn: Connection, stream: str, entry_ids: Sequence[str]) -> list[Entry]:

@@ -10,7 +10,7 @@ from typing import Protocol
 from sqlalchemy import Connection
 
 from postroad.model.lifecycle import RunEnd
-from postroad.model.rows import ClaimedTurns, Hold, NewEvent, Published
+from postroad.model.rows import ClaimedTurns, Hold, NewAlert, NewEvent, Published
 
 
 class Inbox(Protocol):
@@ -69,7 +69,7 @@ class Queue(Protocol):
     def split(self, conn: Connection, hold: Hold, *, error: str, now: int) -> None:
         """Have each event of the set tried alone from now on."""
 
-    def park(self, conn: Connection, hold: Hold, *, error: str, now: int) -> None:
+    def park(self, conn: Connection, hold: Hold, *, error: str, alert: NewAlert, now: int) -> None:
         """Leave the stream until a person resolves it."""
 
     def end_stale(self, conn: Connection, hold: Hold, *, now: int) -> None:

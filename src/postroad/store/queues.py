@@ -14,8 +14,8 @@ from postroad.model import ids
 from postroad.model.errors import StaleClaim
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import QueueState, RunEnd
-from postroad.model.rows import ClaimedTurns, EndedRun, Hold, InboxEvent, TurnClaim
-from postroad.store import dialects, runs
+from postroad.model.rows import ClaimedTurns, EndedRun, Hold, InboxEvent, NewAlert, TurnClaim
+from postroad.store import alerts, dialects, runs, stopping
 from postroad.store.inbox import UNDEAD
 from postroad.store.log import LANDED
 from postroad.store.queue_search import Ask, Candidate, search
@@ -29,6 +29,9 @@ STREAM_DELETED = "stream_deleted"
 _SETS = Statement(
     "SELECT want.stream, (SELECT s.version FROM {p}streams s WHERE s.id = want.stream) AS version, "
     "(SELECT s.deleted_at FROM {p}streams s WHERE s.id = want.stream) AS deleted_at, "
+    + stopping.LAST
+    % "want.stream"
+    + " AS stop, "
     "CASE WHEN want.fresh = 1 THEN CAST((SELECT {json_agg}(front.position) FROM ("
     "SELECT i.position FROM {p}inbox i WHERE i.type = :type AND i.stream = want.stream "
     "AND i.reason IS NULL ORDER BY i.position LIMIT :batch) AS front) AS text) END AS picked "
@@ -59,7 +62,7 @@ _FRONT = Statement(
 _LOCK_SOME = Statement("SELECT stream FROM {p}queues WHERE stream {in_list:streams} ORDER BY stream {skip_locked}")
 _ADOPT = Statement("UPDATE {p}inbox SET front = 0 WHERE front = 1 AND position {in_ints:positions}")
 _LOCK = Statement(
-    "SELECT stream, claim_token, picked, alone FROM {p}queues "
+    "SELECT stream, claim_token, picked, alone, " + stopping.LAST % "q.stream" + " AS stop FROM {p}queues AS q "
     "WHERE stream {in_list:streams} ORDER BY stream {for_update}"
 )
 _RENEW = Statement("UPDATE {p}queues SET until = :until WHERE claim_token IS NOT NULL AND stream {in_list:streams}")
@@ -95,6 +98,7 @@ class _Set(msgspec.Struct, kw_only=True):
     candidate: Candidate
     version: int
     deleted: bool
+    stop: int | None
     positions: list[int]
     events: list[InboxEvent] = []
 
@@ -132,6 +136,10 @@ def claim(
     )
     found = search(conn, ask, now=now)
     sets = _read_sets(conn, stream_type, found.streams, batch=batch)
+    stops = {one.candidate.stream: one.stop for one in sets if one.stop is not None and one.candidate.picked is None}
+    if stops:
+        stopping.withdraw(conn, stops, now=now)
+        sets = _read_sets(conn, stream_type, found.streams, batch=batch)
     _bury_deleted(conn, stream_type, [one for one in sets if one.deleted], now=now)
     _read_events(conn, [one for one in sets if not one.deleted])
     free(conn, {s.candidate.stream: s.candidate.alone for s in sets if _is_over(s)}, now=now)
@@ -153,7 +161,8 @@ def _read_sets(conn: Connection, stream_type: str, found: Sequence[Candidate], *
             candidate=candidate,
             version=row.version or 0,
             deleted=row.deleted_at is not None,
-            positions=_positions(candidate.picked or row.picked),
+            stop=row.stop,
+            positions=stopping.positions(candidate.picked or row.picked),
         )
         for candidate in found
         if (row := rows.get(candidate.stream)) is not None
@@ -192,10 +201,6 @@ def _event(row: Row) -> InboxEvent:
     )
 
 
-def _positions(picked: str | None) -> list[int]:
-    return msgspec.json.decode(picked, type=list[int]) if picked else []
-
-
 def _bury_deleted(conn: Connection, stream_type: str, deleted: Sequence[_Set], *, now: int) -> None:
     """What waits in a deleted stream ends here, with its reason."""
     if deleted:
@@ -221,6 +226,8 @@ def _claim(one: _Set, token: str, *, until: int) -> TurnClaim:
         events=one.events,
         interrupted=one.candidate.claim_token is not None,
         alone=one.candidate.alone is not None,
+        again=one.candidate.picked is not None,
+        stopping=stopping.is_behind(one.candidate.picked, one.stop),
     )
 
 
@@ -268,8 +275,13 @@ def owned(conn: Connection, holds: Sequence[Hold]) -> dict[str, Row]:
     if not holds:
         return {}
     tokens = {hold.subject: hold.token for hold in holds}
-    rows = _LOCK(conn, streams=as_json(sorted(tokens)))
-    return {row.stream: row for row in rows if row.claim_token == tokens[row.stream]}
+    rows = locked(conn, sorted(tokens))
+    return {stream: row for stream, row in rows.items() if row.claim_token == tokens[stream]}
+
+
+def locked(conn: Connection, streams: Sequence[str]) -> dict[str, Row]:
+    """The rows of those streams that have one, by stream, locked in the order given."""
+    return {row.stream: row for row in _LOCK(conn, streams=as_json(streams))}
 
 
 def renew(conn: Connection, holds: Sequence[Hold], *, lease: int, now: int) -> list[Hold]:
@@ -286,10 +298,10 @@ def back_off(conn: Connection, hold: Hold, *, delay: int, error: str, end: RunEn
     end_run(conn, hold, end, error, now=now)
 
 
-def release(conn: Connection, hold: Hold, *, now: int) -> None:
-    """Give back what never began: ready at once, the attempt not counted. Raises StaleClaim."""
+def release(conn: Connection, hold: Hold, *, end: RunEnd = RunEnd.RELEASED, error: str | None = None, now: int) -> None:
+    """Give back what did not come to its end: ready at once, the attempt not counted. Raises StaleClaim."""
     _leave(conn, hold, QueueState.READY, until=now, given_back=1)
-    end_run(conn, hold, RunEnd.RELEASED, None, now=now)
+    end_run(conn, hold, end, error, now=now)
 
 
 def put_back(conn: Connection, holds: Sequence[Hold], *, now: int) -> None:
@@ -310,21 +322,22 @@ def release_all(conn: Connection, token: str, *, now: int) -> list[str]:
     return streams
 
 
-def park(conn: Connection, hold: Hold, *, error: str, now: int) -> None:
+def park(conn: Connection, hold: Hold, *, error: str, alert: NewAlert, now: int) -> None:
     """Leave the stream until a person resolves it; its set stays as it is. Raises StaleClaim."""
     _leave(conn, hold, QueueState.PARKED, until=None)
-    end_run(conn, hold, RunEnd.FAILED, error, now=now)
+    end_run(conn, hold, RunEnd.STOPPED, error, now=now)
+    alerts.raise_alerts(conn, [alert], now=now)
 
 
 def split(conn: Connection, hold: Hold, *, error: str, now: int) -> None:
     """Have each event of the set tried alone from now on, the first one first. Raises StaleClaim."""
     row = require(conn, [hold])[hold.subject]
-    first, *rest = _positions(row.picked)
+    first, *rest = stopping.positions(row.picked)
     _SPLIT(
         conn,
         stream=hold.subject,
         picked=as_json([first]),
-        alone=as_json(rest + _positions(row.alone)),
+        alone=as_json(rest + stopping.positions(row.alone)),
         now=now,
     )
     end_run(conn, hold, RunEnd.FAILED, error, now=now)
@@ -354,7 +367,7 @@ def free(conn: Connection, freed: Mapping[str, str | None], *, now: int) -> set[
         return set()
     rows = []
     for stream, alone in sorted(freed.items()):
-        left = _positions(alone)
+        left = stopping.positions(alone)
         following, rest = (as_json(left[:1]), as_json(left[1:])) if left else (None, None)
         rows.append({"name": stream, "next": following, "rest": rest})
     ready = set(_READY(conn, freed=as_json(rows), streams=as_json(sorted(freed)), now=now).scalars())

@@ -36,10 +36,9 @@ _OF_HOST = Statement(
     "SELECT " + COLUMNS + ", " + _UNSEEN + " FROM {p}outbox AS o WHERE " + _IS_DUE + "AND o.host = :host "
     "AND o.due_at IS NOT NULL ORDER BY o.due_at LIMIT :limit {skip_locked}"
 )
-# Along the index of what is due: past those that have a host, of which a kind has none or hardly any others.
 _OF_NO_HOST = Statement(
     "SELECT " + COLUMNS + ", " + _UNSEEN + " FROM {p}outbox AS o WHERE " + _IS_DUE + "AND o.host IS NULL "
-    "ORDER BY o.due_at LIMIT :limit {skip_locked}"
+    "AND o.due_at IS NOT NULL ORDER BY o.due_at LIMIT :limit {skip_locked}"
 )
 # From one host to the next in the index, then each one's first that is due, if any is. "Unfinished" is said as the
 # index says it.
@@ -146,7 +145,8 @@ def _find_held(conn: Connection, look: _Look, limit: int, room: HostRoom | None,
         of_kind.start({WHOLE_KIND: len(found.rows)})
         if found.again_at is None and len(found.rows) == free < limit:
             found = found._replace(again_at=rates.again(of_kind.next_at(WHOLE_KIND), rate))
-    return found._replace(closed=frozenset(closed))
+    # Once more, now that the rows are locked: of what an attempt has given back just now, others have closed the gate.
+    return found._replace(closed=frozenset(gates.of(conn, policy.kind))) if found.rows else found
 
 
 def _by_host(conn: Connection, look: _Look, room: HostRoom | None, free: int, closed: dict[str, int]) -> Ready:
@@ -167,10 +167,15 @@ def _by_host(conn: Connection, look: _Look, room: HostRoom | None, free: int, cl
         rooms = {host: min(rooms[host], limits.allowed(host)) for host in hosts}
     of_none = [look.of(_OF_NO_HOST, conn, name, free) for name in look.names]
     of_hosts = [look.of(_OF_HOST, conn, name, min(free, rooms[host]), host=host) for name, host in chosen]
-    rows = _in_turn([*of_none, *of_hosts], rooms, free)
+    rows = _in_turn(sorted(filter(None, [*of_none, *of_hosts]), key=_waits_since), rooms, free)
     if limits is not None:
         limits.start({host: sum(row.host == host for row in rows) for host in rooms})
     return Ready(rows, again_at=_again(look, heads, waiting, more=bool(rows) and len(open_) > len(chosen)))
+
+
+def _waits_since(found: Sequence[Due]) -> int:
+    """Since when the first of these is due: where one at a time is free, nobody is always the first to be asked."""
+    return found[0].due_at or 0
 
 
 def _room(host: str, room: HostRoom | None, free: int, closed: Mapping[str, int]) -> int:

@@ -5,7 +5,7 @@ which must stay, and what the deleted ones leave behind in an index, are walked 
 `end` looks again at what it found, under locks, and skips what others have locked: two passes at once do no harm.
 
 Never touched: what is in flight or waits; the log; what people did (audit); the timers of a stream, fired or not: the
-number of their generation tells their events apart.
+number of their generation tells their events apart. What a deleted stream contained goes whatever it is (`contents`).
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from postroad.model.failpoints import failpoint
 from postroad.model.payload import content_hash
 from postroad.model.retention import Retention
-from postroad.store import audit, dialects, moves, purging, tombstones
+from postroad.store import audit, contents, dialects, moves, purging, tombstones
 from postroad.store.statements import Statement, as_json
 from postroad.store.tombstones import Tombstone
 
@@ -36,18 +36,19 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Row(NamedTuple):
-    """A row that is to go, by what its table is walked along."""
+    """A row that is to go, or a stream of which something is, by what its table is walked along."""
 
     at: int
     name: str
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look has found at a place, and where to look next; None: the pass is over."""
+    """What a look has found at a place, and where to look next; None: the pass is over. `most`: rows of a step."""
 
     place: Place
     rows: Sequence[Row]
     next: Place | None
+    most: int = CHUNK
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -62,6 +63,7 @@ class _Limits(NamedTuple):
 
     retention: Retention
     now: int
+    most: int
 
     def times(self) -> dict[str, int]:
         """The parameters of all statements: what ended before these times may go."""
@@ -116,6 +118,21 @@ FROM {p}runs AS r
 WHERE r.started_at >= :at AND (r.started_at > :at OR r.run_id > :name) ORDER BY r.started_at, r.run_id LIMIT :limit
 """)
 _DELETE_RUNS = Statement("DELETE FROM {p}runs WHERE run_id {in_list:names} AND ended_at < :records")
+# A set that is to be tried again stands in `picked`: what an earlier run of it did decides how.
+_OPERATION_OVER = """coalesce(o.ended_at, o.started_at) < :records
+    AND (SELECT q.picked FROM {p}queues AS q WHERE q.stream = o.stream) IS NULL"""
+_OPERATIONS = Statement(
+    "SELECT o.started_at AS at, o.turn_id || ':' || o.ordinal AS name, o.started_at AS since, "
+    + _OPERATION_OVER
+    + """ AS over
+FROM {p}operations AS o
+WHERE o.started_at >= :at AND (o.started_at > :at OR o.turn_id || ':' || o.ordinal > :name)
+ORDER BY o.started_at, o.turn_id || ':' || o.ordinal LIMIT :limit"""
+)
+_DELETE_OPERATIONS = Statement(
+    "DELETE FROM {p}operations AS o WHERE (o.turn_id, o.ordinal) IN "
+    "(SELECT turn_id, ordinal FROM {rows:keys(turn_id text, ordinal int)} LIMIT :size) AND " + _OPERATION_OVER
+)
 _ALERTS = Statement("""
 SELECT a.id AS at, '' AS name, a.raised_at AS since, a.rung_at IS NOT NULL AS over FROM {p}alerts AS a
 WHERE a.id > :at ORDER BY a.id LIMIT :limit
@@ -137,21 +154,22 @@ _DELETE_TOMBSTONES = Statement("""
 DELETE FROM {p}tombstones
 WHERE scope = '' AND key {in_list:names} AND coalesce(stream, '-') = '' AND coalesce(ended_at, 0) < :tombstones
 """)
-_STREAMS = Statement("""
-SELECT s.deleted_at AS at, s.id AS name, s.deleted_at AS since,
-    (SELECT t.key FROM {p}tombstones AS t WHERE t.stream = s.id AND t.stream <> '' LIMIT 1) IS NOT NULL
-    OR (SELECT t.key FROM {p}timers AS t WHERE t.stream = s.id AND t.status <> 'armed' LIMIT 1) IS NOT NULL AS over
+_BEHIND = """
 FROM {p}streams AS s
 WHERE s.deleted_at IS NOT NULL AND s.deleted_at >= :at AND (s.deleted_at > :at OR s.id > :name)
 ORDER BY s.deleted_at, s.id LIMIT :limit
-""")
+"""
+_CONTENTS = Statement(
+    "SELECT s.deleted_at AS at, s.id AS name, s.deleted_at AS since, " + contents.LEFT + " AS over" + _BEHIND
+)
+_STREAMS = Statement(
+    "SELECT s.deleted_at AS at, s.id AS name, s.deleted_at AS since, "
+    "(SELECT t.key FROM {p}tombstones AS t WHERE t.stream = s.id AND t.stream <> '' LIMIT 1) IS NOT NULL AS over"
+    + _BEHIND
+)
 _DELETE_TOMBSTONES_OF = Statement("""
 DELETE FROM {p}tombstones WHERE (scope, key) IN
     (SELECT t.scope, t.key FROM {p}tombstones AS t WHERE t.stream {in_list:names} AND t.stream <> '' LIMIT :limit)
-""")
-_DELETE_TIMERS_OF = Statement("""
-DELETE FROM {p}timers WHERE status <> 'armed' AND (stream, key) IN
-    (SELECT t.stream, t.key FROM {p}timers AS t WHERE t.stream {in_list:names} AND t.status <> 'armed' LIMIT :limit)
 """)
 
 
@@ -160,14 +178,15 @@ def look(conn: Connection, place: Place, *, retention: Retention, limit: int = C
     dialects.distrust_statistics(conn)
     stage = _STAGES[place.stage]
     most = min(limit, stage.most)
-    found = stage.look(conn, at=place.at, name=place.name, limit=most, **_Limits(retention, now).times()).all()
+    times = _Limits(retention, now, most).times()
+    found = stage.look(conn, at=place.at, name=place.name, limit=most, **times).all()
     old = [row for row in found if row.since < now - stage.kept(retention)]
     following: Place | None = Place(place.stage + 1)
     if len(old) == most:
         following = Place(place.stage, old[-1].at, old[-1].name)
     elif place.stage + 1 == len(_STAGES):
         following = None
-    return Found(place=place, rows=[Row(row.at, row.name) for row in old if row.over], next=following)
+    return Found(place=place, rows=[Row(row.at, row.name) for row in old if row.over], next=following, most=most)
 
 
 def end(conn: Connection, found: Found, tally: Tally, *, retention: Retention, now: int) -> tuple[Place | None, Tally]:
@@ -178,9 +197,10 @@ def end(conn: Connection, found: Found, tally: Tally, *, retention: Retention, n
     dialects.distrust_statistics(conn)
     dialects.bound_lock_waits(conn, milliseconds=dialects.LOCK_WAIT_MILLISECONDS)
     stage = _STAGES[found.place.stage]
-    counts = {name: count for name, count in stage.end(conn, found.rows, _Limits(retention, now)).items() if count}
+    ended = stage.end(conn, found.rows, _Limits(retention, now, found.most))
+    counts = {name: count for name, count in ended.items() if count}
     failpoint("retention.ended")
-    left = stage.piecemeal and CHUNK in counts.values()
+    left = stage.piecemeal and sum(counts.values()) >= found.most
     return found.place if left else found.next, _tallied(conn, tally, counts, now=now)
 
 
@@ -219,12 +239,20 @@ def _end_events(conn: Connection, rows: Sequence[Row], limits: _Limits) -> Mappi
     return {"events": len(locked)}
 
 
+def _end_operations(conn: Connection, rows: Sequence[Row], limits: _Limits) -> Mapping[str, int]:
+    names = (row.name.rpartition(":") for row in rows)
+    keys = as_json([{"turn_id": turn_id, "ordinal": int(ordinal)} for turn_id, _, ordinal in names])
+    ended = _DELETE_OPERATIONS(conn, keys=keys, size=len(rows), **limits.times())
+    return {"operations": ended.rowcount}
+
+
+def _end_contents(conn: Connection, rows: Sequence[Row], limits: _Limits) -> Mapping[str, int]:
+    before = limits.times()["deleted"]
+    return contents.end(conn, [row.name for row in rows], before=before, most=limits.most, now=limits.now)
+
+
 def _end_streams(conn: Connection, rows: Sequence[Row], limits: _Limits) -> Mapping[str, int]:
-    names = _names(rows)
-    return {
-        "tombstones": _DELETE_TOMBSTONES_OF(conn, names=names, limit=CHUNK).rowcount,
-        "timers": _DELETE_TIMERS_OF(conn, names=names, limit=CHUNK).rowcount,
-    }
+    return {"tombstones": _DELETE_TOMBSTONES_OF(conn, names=_names(rows), limit=limits.most).rowcount}
 
 
 def _deleting(name: str, statement: Statement) -> Callable[[Connection, Sequence[Row], _Limits], Mapping[str, int]]:
@@ -253,8 +281,10 @@ _STAGES = (
     _Stage(_of_dispatches, _DISPATCHES, _end_dispatches),
     _Stage(lambda kept: kept.dead_letter, _EVENTS, _end_events, most=EVENTS),
     _Stage(lambda kept: kept.records, _RUNS, _deleting("runs", _DELETE_RUNS)),
+    _Stage(lambda kept: kept.records, _OPERATIONS, _end_operations),
     _Stage(lambda kept: kept.records, _ALERTS, _deleting("alerts", _DELETE_ALERTS)),
     _Stage(lambda kept: kept.tombstones, _HISTORY, _deleting("history", _DELETE_HISTORY)),
     _Stage(lambda kept: kept.tombstones, _TOMBSTONES, _deleting("tombstones", _DELETE_TOMBSTONES)),
+    _Stage(lambda kept: kept.deleted, _CONTENTS, _end_contents, piecemeal=True),
     _Stage(lambda kept: kept.tombstones, _STREAMS, _end_streams, piecemeal=True),
 )

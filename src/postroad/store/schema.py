@@ -85,6 +85,11 @@ Index(
 Index(PREFIX + "inbox_dead", inbox.c.position,
       postgresql_where=text("reason IS NOT NULL"), sqlite_where=text("reason IS NOT NULL"))  # fmt: skip
 
+# For whoever runs turns: which of them people have stopped.
+_STOPS = text("kind = 'postroad.stop' AND reason IS NULL")
+Index(PREFIX + "inbox_stops", inbox.c.kind, inbox.c.stream, inbox.c.position,
+      postgresql_where=_STOPS, sqlite_where=_STOPS)  # fmt: skip
+
 # A stream has a row here only while it is claimed, backs off, is parked or was freed with events left.
 # `until` says when to look at it again; NULL: a person must. `picked` is the claimed set as inbox positions,
 # `alone` the rest of a set that was split, to be tried one by one.
@@ -156,6 +161,10 @@ Index(PREFIX + "outbox_due", outbox.c.kind, outbox.c.due_at,
 _OF_HOST = text("status IN ('pending', 'delivering') AND due_at IS NOT NULL AND host IS NOT NULL")
 Index(PREFIX + "outbox_host", outbox.c.kind, outbox.c.host, outbox.c.due_at,
       postgresql_where=_OF_HOST, sqlite_where=_OF_HOST)  # fmt: skip
+# Beside them the others of such a kind, which a host that is down must not hold up either.
+_OF_NO_HOST = text("status IN ('pending', 'delivering') AND due_at IS NOT NULL AND host IS NULL")
+Index(PREFIX + "outbox_no_host", outbox.c.kind, outbox.c.due_at,
+      postgresql_where=_OF_NO_HOST, sqlite_where=_OF_NO_HOST)  # fmt: skip
 # For people, who look at the newest first, and for retention, which ends the oldest.
 Index(PREFIX + "outbox_created", outbox.c.created_at)
 _EXPIRES = text("status IN ('pending', 'delivering') AND expires_at IS NOT NULL")
@@ -282,6 +291,47 @@ Index(PREFIX + "runs_stream", runs.c.stream, runs.c.started_at)
 Index(PREFIX + "runs_started", runs.c.started_at)
 Index(PREFIX + "runs_trouble", runs.c.end_reason, runs.c.ended_at,
       postgresql_where=text("end_reason <> 'committed'"), sqlite_where=text("end_reason <> 'committed'"))  # fmt: skip
+
+# Tool calls, each of one run: written when it starts, and again when it ends. Ordinals count over all runs of a turn.
+# `repeats`: the ordinal of the earlier run's call that it repeats, with its recorded result if `status` is reused.
+# `entry`: the log entry that the run's commit attached it to. `resolved`: what a person decided.
+operations = Table(
+    PREFIX + "operations",
+    metadata,
+    Column("turn_id", Text, primary_key=True),
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("run_id", Text, nullable=False),
+    Column("stream", Text, nullable=False),
+    Column("tool", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("effect", Text, nullable=False),
+    Column("key", Text),
+    Column("status", Text, nullable=False),
+    Column("repeats", Integer),
+    Column("entry", Text),
+    Column("resolved", Text),
+    Column("started_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    Column("arguments", AnyText, nullable=False),
+    Column("result", AnyText),
+    CheckConstraint("effect IN ('read', 'idempotent', 'keyed', 'unsafe')", name=PREFIX + "operations_effect"),
+    CheckConstraint("status IN ('started', 'finished', 'failed', 'reused')", name=PREFIX + "operations_status"),
+)
+Index(PREFIX + "operations_run", operations.c.run_id)
+Index(PREFIX + "operations_stream", operations.c.stream, operations.c.started_at)
+# For retention.
+Index(PREFIX + "operations_started", operations.c.started_at)
+
+# What running turns say before they have decided, one row per stream at the most; nothing depends on it.
+partials = Table(
+    PREFIX + "partials",
+    metadata,
+    Column("stream", Text, primary_key=True),
+    Column("run_id", Text, nullable=False),
+    Column("turn_id", Text, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("said", AnyText, nullable=False),
+)
 
 transitions = Table(
     PREFIX + "transitions",

@@ -100,6 +100,7 @@ _DELETED = Statement("""
     SELECT id FROM {p}streams
     WHERE id {in_list:streams} AND deleted_at IS NOT NULL
 """)
+_ARMED_IN = Statement("SELECT stream, key FROM {p}timers WHERE stream {in_list:streams} AND status = 'armed'")
 _NEXT = Statement("SELECT fire_at FROM {p}timers WHERE status = 'armed' ORDER BY fire_at LIMIT 1")
 _ARMED = Statement(f"""
     SELECT {_COLUMNS} FROM {{p}}timers WHERE status = 'armed' ORDER BY fire_at LIMIT :limit
@@ -188,6 +189,15 @@ def _armed(change: TimerChange, generation: int, now: int) -> TimerRow:
         generation=generation,
         updated_at=now,
     )
+
+
+def disarmed(conn: Connection, streams: Sequence[str]) -> list[TimerChange]:
+    """The changes that cancel what is armed in these streams; for `apply`, together with what else it is given.
+
+    One that others are about to arm is not seen: in a deleted stream it is dropped when it fires.
+    """
+    found = _ARMED_IN(conn, streams=as_json(streams)) if streams else ()
+    return [TimerChange(verb="cancel", stream=row.stream, key=row.key) for row in found]
 
 
 def fire(conn: Connection, *, limit: int, now: int) -> FiredTimers:

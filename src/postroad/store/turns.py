@@ -11,7 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from postroad.model.errors import InvalidInput, StaleClaim
+from postroad.model.errors import InvalidInput, StaleClaim, TurnStopped
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import RunEnd
 from postroad.model.rows import (
@@ -23,7 +23,21 @@ from postroad.model.rows import (
     TurnCommit,
     TurnCommitted,
 )
-from postroad.store import acks, alerts, dialects, inbox, log, outbox, queues, runs, timers
+from postroad.store import (
+    acks,
+    alerts,
+    dialects,
+    inbox,
+    log,
+    operations,
+    outbox,
+    partials,
+    queues,
+    runs,
+    stopping,
+    streams,
+    timers,
+)
 from postroad.store.groups import Name, Verb
 from postroad.store.statements import Statement, as_json
 
@@ -58,6 +72,7 @@ def commit(
 
     Raises:
         StaleClaim: A claim is not ours any more, or an event of it was taken away.
+        TurnStopped: A person asked that the turn end; only a commit that says so is taken.
         DuplicateEntry: Some of the events or entries are in the log already; see `drop_landed`.
         ConcurrencyConflict: A stream has moved on since its version was read.
         StreamDeleted: A stream was deleted.
@@ -69,14 +84,24 @@ def commit(
         raise InvalidInput("`write` takes a turn that is alone in its transaction.", field="write")
     held = queues.require(conn, [Hold(turn.claim.stream, turn.claim.token) for turn in turns])
     failpoint("turns.fenced")
+    for turn in turns:
+        row = held[turn.claim.stream]
+        if turn.stoppable and stopping.is_behind(row.picked, row.stop):
+            raise TurnStopped(turn.claim.stream, stream=turn.claim.stream, reason="turn.stopped")
     if write is not None:
         with dialects.users_plans(conn):
             write(conn)
     dialects.distrust_statistics(conn)  # after the user's own statements, which may need other plans
+    if deletions := _all(turn.deletions for turn in turns):
+        # Together with the turns' own, in one order: two that delete each other's streams wait in one direction only.
+        streams.hold(conn, [*deletions, *(turn.claim.stream for turn in turns)])
     _record(conn, turns, now=now)
     enqueued, withdrawn, published = _cause(conn, turns, source, now=now)
+    operations.attach(conn, {turn.claim.run_id: _last_entry(turn) for turn in turns if turn.operated})
+    failpoint("turns.attached")
     runs.end(conn, [EndedRun(run_id=t.claim.run_id, end=t.end, error=t.error) for t in turns], now=now)
     failpoint("turns.ended")
+    partials.clear(conn, [turn.claim.stream for turn in turns if turn.spoke or turn.claim.again])
     ready = queues.free(conn, {stream: row.alone for stream, row in held.items()}, now=now)
     failpoint("turns.freed")
     return [
@@ -125,6 +150,11 @@ def _appended(turn: TurnCommit) -> log.Append:
     return log.Append(stream=claim.stream, entries=consumed + entries, expected_version=claim.version)
 
 
+def _last_entry(turn: TurnCommit) -> str:
+    """What stands for the decision in the log: the last entry that it recorded, or else its last event."""
+    return turn.entries[-1].entry_id if turn.entries else turn.consumed[-1].event_id
+
+
 def _all_gone(asked: dict[int, str], done: Iterable[int]) -> None:
     missing = asked.keys() - set(done)
     if missing:
@@ -135,12 +165,16 @@ def _all_gone(asked: dict[int, str], done: Iterable[int]) -> None:
 def _cause(
     conn: Connection, turns: Sequence[TurnCommit], source: str, *, now: int
 ) -> tuple[Iterable[Enqueued], set[str], Iterable[Published]]:
-    """What comes of it: dispatches, timers, withdrawals, events for this and other streams, alerts."""
+    """What comes of it: deletions, dispatches, timers, withdrawals, events for this and other streams, alerts."""
+    deletions = _all(turn.deletions for turn in turns)
+    streams.delete(conn, deletions, now=now)
+    streams.refuse_deleted(conn, {name for turn in turns for name in _armed_elsewhere(turn)})
+    failpoint("turns.deleted")
     dispatches = _all(turn.dispatches for turn in turns)
     enqueued = outbox.insert(conn, dispatches, source=source, actor=source, in_turn=True, now=now) if dispatches else []
     failpoint("turns.dispatched")
     # In this order in a program's block too: two that meet then wait in one direction only.
-    if changes := _all(turn.timers for turn in turns):
+    if changes := [*timers.disarmed(conn, deletions), *_all(turn.timers for turn in turns)]:
         timers.apply(conn, changes, now=now)
     failpoint("turns.timed")
     keys = _all(turn.withdrawals for turn in turns)
@@ -157,6 +191,11 @@ def _cause(
     return iter(enqueued), withdrawn, iter(published)
 
 
+def _armed_elsewhere(turn: TurnCommit) -> set[str]:
+    """The other streams in which a turn arms timers; its own is locked, and was not deleted by anybody else."""
+    return {change.stream for change in turn.timers if change.verb != "cancel"} - {turn.claim.stream}
+
+
 def _all(parts: Iterable[Sequence[T]]) -> list[T]:
     return [item for part in parts for item in part]
 
@@ -165,6 +204,7 @@ def _names(turn: TurnCommit) -> list[Name]:
     stream = turn.claim.stream
     return [
         ("", stream),  # least of all: commits are in the order of their streams
+        *(("", deleted) for deleted in turn.deletions),
         *(("key", dispatch.key) for dispatch in turn.dispatches),
         *(("key", key) for key in turn.withdrawals),
         *(("ack", token.dispatch) for token in turn.acks),

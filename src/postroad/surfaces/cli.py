@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from postroad.surfaces import dispatch_commands, gate_commands
-from postroad.surfaces.options import DatabaseOption, JsonOption, LimitOption, SchemaOption
+from postroad.surfaces import dispatch_commands, gate_commands, stream_commands
+from postroad.surfaces.options import DatabaseOption, JsonOption, SchemaOption
 from postroad.surfaces.output import WrongUse, reporting, say, show_json, show_wrong_use
 
 app = typer.Typer(
@@ -20,8 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-streams = typer.Typer(help="Look at streams.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(streams, name="stream")
+app.add_typer(stream_commands.app, name="stream")
 app.add_typer(dispatch_commands.app, name="dispatch")
 app.add_typer(gate_commands.app, name="gate")
 
@@ -236,27 +235,6 @@ def acknowledge(
             show_json({"dispatch": dispatch})
         else:
             say(f"acknowledged {dispatch}")
-
-
-@streams.command("show")
-def show_stream(
-    stream: Annotated[str, typer.Argument(help="The stream's name, type/id.")],
-    *,
-    after: Annotated[int | None, typer.Option("--after", min=0, help="Entries after this place, not the last.")] = None,
-    limit: LimitOption = 50,
-    database: DatabaseOption = None,
-    schema: SchemaOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show a stream: its entries, waiting and dead events, runs, and who holds it."""
-    with reporting(as_json):
-        from postroad.surfaces import reading, screens
-
-        found = reading.look(database, schema, reading.stream, stream, after=after, limit=limit)
-        if as_json:
-            show_json(found)
-        else:
-            screens.stream(found)
 
 
 if __name__ == "__main__":

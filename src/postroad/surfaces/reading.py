@@ -15,7 +15,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from postroad.engine.config import database_url, masked, settings
 from postroad.model.clock import moment
 from postroad.model.events import Entry
-from postroad.store import dialects, log, migrations, runs, status, stream_views
+from postroad.model.operations import OperationRow
+from postroad.store import dialects, log, migrations, operations, runs, status, stream_views
 from postroad.store.database import Database
 from postroad.store.executor import Inline
 from postroad.surfaces.output import NotFound, Unavailable, WrongUse, say_error
@@ -30,7 +31,8 @@ ON_THE_COMMAND_LINE = (
 class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     """A stream with the part of its log that was asked for. `queue` None: nobody holds it.
 
-    `why` is a sentence on what its waiting events wait for, as far as the database knows; '' if none wait.
+    `state` is what it is about, one of five words (`post.streams`). `why` is a sentence on what its waiting events wait
+    for, as far as the database knows; '' if none wait.
     """
 
     stream: str
@@ -41,7 +43,9 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: list[dict[str, Any]]
     dead: list[dict[str, Any]]
     runs: list[dict[str, Any]]
+    operations: list[dict[str, Any]] = []
     why: str = ""
+    state: str = "idle"
 
 
 @contextmanager
@@ -149,7 +153,9 @@ def stream(conn: Connection, name: str, *, after: int | None, limit: int, now: i
         waiting=[_event(event) for event in waiting],
         dead=[_event(event) for event in dead],
         runs=[plain(run) for run in ran],
+        operations=[_operation(row) for row in operations.of_stream(conn, name, limit=limit)],
         why=stream_views.why(conn, name, now=now),
+        state=stream_views.state_of(queue, waits=bool(waiting), now=now),
     )
 
 
@@ -187,6 +193,11 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 def _event(event: stream_views.QueuedEvent) -> dict[str, Any]:
     return {**plain(event), "data": msgspec.Raw(event.data.encode())}
+
+
+def _operation(row: OperationRow) -> dict[str, Any]:
+    result = msgspec.Raw(row.result.encode()) if row.finished and row.result is not None else row.result
+    return {**plain(row), "arguments": msgspec.Raw(row.arguments.encode()), "result": result}
 
 
 def _iso(stamp: int | None) -> str | None:

@@ -5,7 +5,9 @@ from datetime import datetime
 from typing import Any
 
 from postroad.model.dispatches import Changed, DispatchRow
+from postroad.model.streams import StreamRow
 from postroad.store.status import Bounded, Snapshot
+from postroad.store.stream_views import LOOKED_AT_MAX
 from postroad.surfaces.dispatch_reading import DispatchView
 from postroad.surfaces.gate_reading import GateView
 from postroad.surfaces.output import length, say, say_lines, say_title, show_table, when
@@ -80,6 +82,25 @@ def gates(found: Sequence[GateView]) -> None:
     show_table(("kind", "host", "closed", "tried in vain", "next attempt", "reason"), rows)
 
 
+def streams(found: Sequence[StreamRow], *, limit: int) -> None:
+    """A table of streams, and how to see those behind it."""
+    if not found:
+        say("(no streams)")
+        return
+    rows = [
+        (one.stream, f"{one.state}, deleted" if one.deleted_at else one.state, one.version,
+         _at_least(len(one.waiting)), when(one.waiting[0].received_at if one.waiting else None), one.dead, one.why)
+        for one in found
+    ]  # fmt: skip
+    show_table(("stream", "state", "entries", "waiting", "since", "dead", "why"), rows)
+    if len(found) == limit:
+        say(f"There may be more: --after {found[-1].stream}")
+
+
+def _at_least(waiting: int) -> str:
+    return f"{waiting} or more" if waiting == LOOKED_AT_MAX else str(waiting)
+
+
 def stream(found: StreamView) -> None:
     """A stream with what is in it."""
     deleted = f", deleted at {_when(found.deleted_at)}" if found.deleted_at else ""
@@ -106,6 +127,22 @@ def stream(found: StreamView) -> None:
                 for r in found.runs
             ],
         )
+    _operations(found.operations)
+
+
+def _operations(rows: Sequence[dict[str, Any]]) -> None:
+    """Tool calls, newest first; what they got and gave as far as it fits."""
+    if not rows:
+        return
+    say_title("tool calls")
+    show_table(
+        ("started", "ended", "tool", "effect", "status", "arguments", "result"),
+        [
+            (_when(row["started_at"]), _when(row["ended_at"]), row["tool"], row["effect"], row["status"],
+             _data(row["arguments"]), _data(row["result"] or b""))
+            for row in rows
+        ],
+    )  # fmt: skip
 
 
 def _held(queue: dict[str, Any] | None) -> str:
@@ -143,7 +180,7 @@ def _when(iso: str | None) -> str:
 
 
 def _data(raw: Any) -> str:
-    text = bytes(raw).decode()
+    text = raw if isinstance(raw, str) else bytes(raw).decode()
     return text if len(text) <= DATA_CHARACTERS else text[: DATA_CHARACTERS - 1] + "…"
 
 

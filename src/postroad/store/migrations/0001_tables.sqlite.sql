@@ -46,6 +46,7 @@ CREATE TABLE {p}inbox (
 );
 CREATE INDEX postroad_inbox_dead ON {p}inbox (position) WHERE reason IS NOT NULL;
 CREATE INDEX postroad_inbox_front ON {p}inbox (type, ready_at, position) WHERE front = 1 AND reason IS NULL;
+CREATE INDEX postroad_inbox_stops ON {p}inbox (kind, stream, position) WHERE kind = 'postroad.stop' AND reason IS NULL;
 CREATE INDEX postroad_inbox_stream ON {p}inbox (type, stream, position) WHERE reason IS NULL;
 CREATE TABLE {p}lane_members (
     number INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
@@ -77,6 +78,30 @@ CREATE TABLE {p}log (
     PRIMARY KEY (stream, seq),
     CONSTRAINT postroad_log_entry UNIQUE (stream, entry_id)
 );
+CREATE TABLE {p}operations (
+    turn_id TEXT NOT NULL,
+    ordinal INTEGER NOT NULL,
+    run_id TEXT NOT NULL,
+    stream TEXT NOT NULL,
+    tool TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    effect TEXT NOT NULL,
+    "key" TEXT,
+    status TEXT NOT NULL,
+    repeats INTEGER,
+    entry TEXT,
+    resolved TEXT,
+    started_at BIGINT NOT NULL,
+    ended_at BIGINT,
+    arguments TEXT NOT NULL,
+    result TEXT,
+    PRIMARY KEY (turn_id, ordinal),
+    CONSTRAINT postroad_operations_effect CHECK (effect IN ('read', 'idempotent', 'keyed', 'unsafe')),
+    CONSTRAINT postroad_operations_status CHECK (status IN ('started', 'finished', 'failed', 'reused'))
+);
+CREATE INDEX postroad_operations_run ON {p}operations (run_id);
+CREATE INDEX postroad_operations_started ON {p}operations (started_at);
+CREATE INDEX postroad_operations_stream ON {p}operations (stream, started_at);
 CREATE TABLE {p}outbox (
     id TEXT NOT NULL,
     "key" TEXT NOT NULL,
@@ -116,6 +141,15 @@ CREATE INDEX postroad_outbox_created ON {p}outbox (created_at);
 CREATE INDEX postroad_outbox_due ON {p}outbox (kind, due_at) WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL;
 CREATE INDEX postroad_outbox_expires ON {p}outbox (expires_at) WHERE status IN ('pending', 'delivering') AND expires_at IS NOT NULL;
 CREATE INDEX postroad_outbox_host ON {p}outbox (kind, host, due_at) WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL AND host IS NOT NULL;
+CREATE INDEX postroad_outbox_no_host ON {p}outbox (kind, due_at) WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL AND host IS NULL;
+CREATE TABLE {p}partials (
+    stream TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    turn_id TEXT NOT NULL,
+    updated_at BIGINT NOT NULL,
+    said TEXT NOT NULL,
+    PRIMARY KEY (stream)
+);
 CREATE TABLE {p}queues (
     stream TEXT NOT NULL,
     type TEXT NOT NULL,

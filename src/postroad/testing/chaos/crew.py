@@ -7,8 +7,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from postroad.testing.chaos import faults
-from postroad.testing.chaos.sizes import CLIENT, DATABASE_URL, EVERYBODY, GRACE_SECONDS, LIFE, POLL_SECONDS, SOCKET
+from postroad.testing.chaos import down, faults
+from postroad.testing.chaos.sizes import (
+    CLIENT,
+    DATABASE_URL,
+    DOWN,
+    EVERYBODY,
+    GRACE_SECONDS,
+    LIFE,
+    POLL_SECONDS,
+    SOCKET,
+)
 
 END_SECONDS = 20.0
 
@@ -19,7 +28,9 @@ class Crew:
     def __init__(self, folder: Path, *, url: str, socket: Path, seed: int) -> None:
         self._folder = folder
         self._seed = seed
-        self._environment = {**os.environ, DATABASE_URL: url, SOCKET: str(socket)}
+        self._environment = {
+            **os.environ, DATABASE_URL: url, SOCKET: str(socket), DOWN: str(folder / down.NAME),
+        }  # fmt: skip
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._lives: dict[str, int] = dict.fromkeys(EVERYBODY, 0)
         self.begun: dict[str, int] = {}  # when the present lives began, in microseconds since 1970

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from postroad.engine.app import Postroad
-from postroad.model.lifecycle import Status
+from postroad.model.lifecycle import Reason, Status
 from postroad.store import moments
 from postroad.store.dialects import is_away
 from postroad.testing.chaos import checks, faults, instruments
@@ -39,7 +39,7 @@ class Run:
         self._post = Postroad(place.url, migrate=True)
         self._sink = Sink(folder)
         self._crew = Crew(folder, url=place.url, socket=self._sink.socket, seed=seed)
-        self._disturbance = Disturbance(self._crew, place, self._sink, self._look)
+        self._disturbance = Disturbance(self._crew, place, self._sink, folder, self._look)
         self._counts = self._disturbance.counts
         self._wrong: list[str] = []
         self._calm = False
@@ -54,7 +54,8 @@ class Run:
                 self._crew.start(name)
             await self._met(EVERYBODY)
             watch = asyncio.create_task(self._watch())
-            await self._disturbance.run(faults.plan(self._seed, self._place.name, self._seconds), self._seconds)
+            drawn = (self._seed, self._place.name, self._seconds)
+            await self._disturbance.run([*faults.plan(*drawn), *faults.outages(*drawn)], self._seconds)
             self._calm = True
             began = time.monotonic()
             await self._heal()
@@ -183,6 +184,9 @@ class Run:
         self._counts["dispatches"] = len(history.outbox)
         self._counts["sends"] = len(history.arrivals)
         self._counts["events"] = len(history.log)
+        down = [step for step in history.transitions if step.reason_code == Reason.HELD]
+        self._counts["held"] = len(down)
+        self._counts["gates"] = sum(log.did == "close" for log in history.gate_log)
         self._counts["turns"] = sum(run.end_reason == "committed" for run in history.runs)
         self._counts["interrupted"] = sum(run.end_reason == "interrupted" for run in history.runs)
         self._counts["timers"] = sum(timer.status == "fired" for timer in history.timers)

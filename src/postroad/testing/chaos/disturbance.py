@@ -5,14 +5,16 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from postroad.testing.chaos import faults
+from postroad.testing.chaos import down, faults
 from postroad.testing.chaos.crew import Crew
 from postroad.testing.chaos.faults import Fault, Plan
 from postroad.testing.chaos.places import Place
 from postroad.testing.chaos.sink import Sink
 from postroad.testing.chaos.sizes import EVERYBODY
+from postroad.testing.simulation.outages import Outage
 
 
 class Disturbance:
@@ -21,12 +23,17 @@ class Disturbance:
     `survived` is awaited after each fault that hit everybody.
     """
 
-    def __init__(self, crew: Crew, place: Place, sink: Sink, survived: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, crew: Crew, place: Place, sink: Sink, folder: Path, survived: Callable[[], Awaitable[None]]
+    ) -> None:
         self.log: list[Fault] = []
         self.counts: Counter[str] = Counter()
         self._crew = crew
         self._place = place
         self._sink = sink
+        self._folder = folder
+        self._down: list[Outage] = []
+        down.write(folder, self._down)
         self._survived = survived
         self._one_crash = asyncio.Lock()
 
@@ -34,7 +41,7 @@ class Disturbance:
         """Begin each fault at its time, beside those that are not repaired yet; return when all are repaired."""
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            for plan in plans:
+            for plan in sorted(plans, key=lambda plan: plan.at):
                 await asyncio.sleep(began + plan.at - time.monotonic())
                 group.create_task(_ACTS[plan.kind](self, plan))
             await asyncio.sleep(began + seconds - time.monotonic())
@@ -77,6 +84,18 @@ class Disturbance:
                 self._repaired(fault)
             await self._survived()
 
+    async def outage(self, plan: Plan) -> None:
+        """Have a host or a kind be down for a while: no fault of any process, so that it explains no lost claim."""
+        outage = Outage(place=plan.victim, until=0, wall=0, whole="whole" in plan.how, later="later" in plan.how)
+        self.counts["outages"] += 1
+        self._sink.write("fault", "outage", plan.victim, how=plan.how)
+        self._down.append(outage)
+        down.write(self._folder, self._down)
+        await asyncio.sleep(plan.length)
+        self._down.remove(outage)
+        down.write(self._folder, self._down)
+        self._sink.write("fault", "outage repaired", plan.victim)
+
     async def _kill(self, names: Sequence[str], fault: Fault, length: float) -> None:
         """Kill processes, and start them again after a while."""
         self.counts["kills"] += sum(self._crew.kill(name) for name in names)
@@ -103,4 +122,5 @@ _ACTS: Mapping[str, Callable[[Disturbance, Plan], Coroutine[Any, Any, None]]] = 
     "group": Disturbance.kill_all,
     "stop": Disturbance.stop,
     "database": Disturbance.crash,
+    "outage": Disturbance.outage,
 }

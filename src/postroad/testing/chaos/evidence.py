@@ -28,7 +28,7 @@ def gather(
     """What is known now. The sink's lists are the run's own: they grow on."""
     history = History(
         options=OPTIONS, now=faults.now(), ledger=sink.ledger, arrivals=sink.arrivals, rung=list[Any](sink.rung),
-        tried=sink.tried, before=before, end=end, **rows,
+        tried=sink.tried, turned_away=sink.turned_away, before=before, end=end, **rows,
     )  # fmt: skip
     return Evidence(
         database=database, history=history, faults=log, told=sink.told, withdrawn=sink.withdrawn, trouble=sink.trouble

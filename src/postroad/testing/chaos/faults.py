@@ -6,9 +6,12 @@ from random import Random
 import msgspec
 
 from postroad.testing.chaos.sizes import CLIENT, LEASE_SECONDS, PROCESSES
+from postroad.testing.simulation.outages import KINDS
+from postroad.testing.simulation.workload import HOSTS
 
 EVERY_SECONDS = 1.8
 FIRST_SECONDS = 1.5
+OUTAGE_EVERY_SECONDS = 1.5
 # Of each ten faults; what is not there is a kill of one process.
 _SHARES = (("stop", 0.2), ("database", 0.08), ("group", 0.07))
 
@@ -42,6 +45,19 @@ def plan(seed: int, database: str, seconds: float) -> list[Plan]:
     rng.shuffle(kinds)
     times = sorted(rng.uniform(FIRST_SECONDS, max(seconds, FIRST_SECONDS + 1)) for _ in kinds)
     return [_draw(rng, at, kind) for at, kind in zip(times, kinds, strict=True)]
+
+
+def outages(seed: int, database: str, seconds: float) -> list[Plan]:
+    """What goes down outside, and when: hosts and kinds in turn. `victim`: which; `how`: what its senders can tell."""
+    rng = Random(f"{seed}/{database}/outages")
+    found: list[Plan] = []
+    at = FIRST_SECONDS
+    while at < seconds or not found:
+        victim = rng.choice((*HOSTS, *KINDS))
+        how = " ".join(word for word in ("whole", "later") if rng.random() < 0.4)
+        found.append(Plan(at=at, kind="outage", victim=victim, length=rng.uniform(1, 4), how=how))
+        at += rng.uniform(0.5, 1.5) * OUTAGE_EVERY_SECONDS
+    return found
 
 
 def _draw(rng: Random, at: float, kind: str) -> Plan:

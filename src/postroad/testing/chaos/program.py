@@ -12,6 +12,7 @@ import msgspec
 
 from postroad.engine.app import Postroad
 from postroad.model.dispatches import Alert, Dispatch
+from postroad.testing.chaos import down
 from postroad.testing.chaos.reporting import Reporter
 from postroad.testing.chaos.sizes import LIFE, OPTIONS
 from postroad.testing.simulation.workload import Message, Outside, declare
@@ -24,6 +25,14 @@ async def reporting(_post: Postroad) -> AsyncIterator[None]:
     """Connect to the director before the loops run."""
     reporter.open()
     yield
+
+
+def reach(d: Dispatch[Message]) -> None:
+    """A message is about to reach its destination: raises if that is down."""
+    for outage in down.now():
+        if (refusal := outage.refusal(d)) is not None:
+            reporter.tell("turned", id=d.id)
+            raise refusal
 
 
 def arrive(d: Dispatch[Message]) -> None:
@@ -45,5 +54,5 @@ def ring(alert: Alert) -> None:
 
 
 post = Postroad(lifespan=reporting)
-declare(post, OPTIONS, Outside(arrive=arrive, tried=tried, ring=ring, alive=lambda: True), faxes=True)
+declare(post, OPTIONS, Outside(reach=reach, arrive=arrive, tried=tried, ring=ring, alive=lambda: True), faxes=True)
 post.observe(reporter.saw)

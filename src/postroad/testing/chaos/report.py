@@ -12,6 +12,7 @@ _ROWS = {
     "processes stopped past the lease": "stops",
     "database crashes": "crashes",
     "begun again, database away": "restarts",
+    "hosts and kinds down": "outages",
     "looks in between": "looks",
     "calls of clients": "calls",
     "… whose client died": "unanswered",
@@ -21,6 +22,8 @@ _ROWS = {
     "timers fired": "timers",
     "dispatches": "dispatches",
     "sends": "sends",
+    "gates closed": "gates",
+    "sends held": "held",
 }
 VIOLATIONS_SHOWN = 20
 

@@ -44,6 +44,7 @@ class Sink:
         self.tried: list[tuple[str, str, int]] = []
         self.told: list[Told] = []
         self.withdrawn: set[str] = set()
+        self.turned_away: list[str] = []
         self.trouble: list[str] = []
         self.met: set[str] = set()
         self._open: dict[int, Call] = {}
@@ -97,7 +98,8 @@ class Sink:
 
     def _take(self, line: dict[str, Any]) -> object:
         what, life = str(line.pop("what")), str(line.pop("life"))
-        kind = {"invoke": "invoke", "answer": str(line.get("answer")), "arrive": "sink"}.get(what, "note")
+        kinds = {"invoke": "invoke", "answer": str(line.get("answer")), "arrive": "sink", "turned": "sink"}
+        kind = kinds.get(what, "note")
         self.write("fail" if kind == Answer.REFUSED else kind, what, life, **line)
         return _TAKERS[what](self, life, line)
 
@@ -109,6 +111,9 @@ class Sink:
 
     def _arrive(self, _: str, line: Mapping[str, Any]) -> None:
         self.arrivals.append(msgspec.convert(line, Arrival))
+
+    def _turned(self, _: str, line: Mapping[str, Any]) -> None:
+        self.turned_away.append(line["id"])
 
     def _tried(self, _: str, line: Mapping[str, Any]) -> None:
         self.tried.append((line["stream"], line["turn"], line["attempt"]))
@@ -148,6 +153,7 @@ _TAKERS: Mapping[str, Callable[[Sink, str, dict[str, Any]], object]] = {
     "hello": Sink._hello,
     "wishes": Sink._wishes,
     "arrive": Sink._arrive,
+    "turned": Sink._turned,
     "tried": Sink._tried,
     "ring": Sink._ring,
     "dispatch.sending": Sink._sending,

@@ -16,7 +16,7 @@ from postroad.testing.chaos.reporting import ORPHANED
 from postroad.testing.chaos.sizes import DATABASE_URL, FINISH, LIFE, PAUSE_SECONDS, SOCKET, USERS
 from postroad.testing.chaos.wishes import Wish, Wishes
 from postroad.testing.simulation.ledger import Answer
-from postroad.testing.simulation.workload import BY_NAME, ORDER, Message, Order
+from postroad.testing.simulation.workload import BY_NAME, ORDER, Message, Order, destination
 
 TRIES = 40
 RETRY_SECONDS = 0.5
@@ -128,7 +128,7 @@ def _record(tx: Any, wish: Wish) -> None:
             tx.publish(wish.stream, ORDER, msgspec.json.decode(wish.data, type=Order), key=wish.key)
         case "send":
             kind, message, after = msgspec.json.decode(wish.data, type=tuple[str, Message, float])
-            tx.send(BY_NAME[kind], message, to=wish.stream, key=wish.key, after=after)
+            tx.send(BY_NAME[kind], message, to=destination(kind, wish.stream), key=wish.key, after=after)
         case _:
             tx.set_timer(wish.key, after=msgspec.json.decode(wish.data), stream=wish.stream, data={})
 

@@ -10,6 +10,7 @@ from postroad.testing.chaos.evidence import Evidence
 
 KILLS_PER_MINUTE = 30
 DISPATCHES_PER_MINUTE = 2_000
+HELD_PER_MINUTE = 20
 DATABASES = 2
 STORIES_MAX = 3
 STORY_LINES_MAX = 40
@@ -32,7 +33,8 @@ def lacking(verdicts: Sequence[Verdict], seconds: float) -> list[str]:
     """What happened too seldom for the runs to mean anything: a run without kills is no pass."""
     part = seconds / 60 * len(verdicts) / DATABASES
     found = []
-    for name, least in (("kills", KILLS_PER_MINUTE * part), ("dispatches", DISPATCHES_PER_MINUTE * part)):
+    marks = {"kills": KILLS_PER_MINUTE, "dispatches": DISPATCHES_PER_MINUTE, "held": HELD_PER_MINUTE}
+    for name, least in ((name, mark * part) for name, mark in marks.items()):
         total = sum(verdict.counts[name] for verdict in verdicts)
         if total < least or total == 0:
             found.append(f"{total} {name}, at least {round(least)} are needed: this run has shown nothing")

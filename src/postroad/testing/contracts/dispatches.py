@@ -149,7 +149,6 @@ class Waiting:
     def blocked(self) -> None:
         """Return once the call waits: on Postgres the server says so, on SQLite only its BEGIN is left."""
         assert self._begun.wait(10)
-        event.remove(self._database.engine, "checkout", self._checked_out)
         if self._database.is_sqlite:
             return
         with self._database.engine.connect() as conn:
@@ -164,4 +163,6 @@ class Waiting:
     def result(self) -> Any:
         """What the call returned, once it has got its lock."""
         self._thread.join()
+        # Not while the call may be at this very hook.
+        event.remove(self._database.engine, "checkout", self._checked_out)
         return self._result[0]

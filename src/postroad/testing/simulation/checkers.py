@@ -3,7 +3,14 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from postroad.testing.simulation import checks_acks, checks_log, checks_operators, checks_outbox, checks_turns
+from postroad.testing.simulation import (
+    checks_acks,
+    checks_gates,
+    checks_log,
+    checks_operators,
+    checks_outbox,
+    checks_turns,
+)
 from postroad.testing.simulation.history import History
 
 Check = Callable[[History], Iterator[str]]
@@ -15,7 +22,7 @@ class InvariantBroken(AssertionError):
 
 
 def _checks() -> Iterator[tuple[str, Check]]:
-    for module in (checks_log, checks_turns, checks_outbox, checks_acks, checks_operators):
+    for module in (checks_log, checks_turns, checks_outbox, checks_acks, checks_operators, checks_gates):
         for name, value in vars(module).items():
             code, _, rest = name.partition("_")
             if _CODE.fullmatch(code):

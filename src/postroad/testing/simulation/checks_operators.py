@@ -59,6 +59,8 @@ def _done(step: Any) -> str:
 def _audited(h: History) -> Iterator[_Audited]:
     """The audit's rows, one for each dispatch; of a replay the new one."""
     for row in h.audit:
+        if not row.action.startswith("dispatch."):
+            continue
         after = msgspec.json.decode(row.after)
         verb = row.action.removeprefix("dispatch.")
         done = after["how"].replace("resend", "retry") if verb == "resolve" else verb

@@ -12,6 +12,7 @@ from postroad.model.ids import outcome_id
 from postroad.model.lifecycle import EDGES, TERMINAL, Reason, Status
 from postroad.store.transitions import STALE, WITHOUT_EDGE
 from postroad.testing.simulation.history import History, Rows, about, grouped
+from postroad.testing.simulation.outages import AFTER_SECONDS, asked_to_wait, named
 from postroad.testing.simulation.sink import ENDED, Begun
 from postroad.testing.simulation.workload import (
     FLOOR_SECONDS,
@@ -91,7 +92,7 @@ def o4_one_claimant(h: History) -> Iterator[str]:
                 count += 1
                 if about(step)["attempt"] != count:
                     yield f"{row.key}: attempt {about(step)['attempt']} is number {count}"
-            elif step.reason_code == Reason.RELEASED and not was_cut_short(step):
+            elif does_not_count(step):
                 count -= 1
             elif step.reason_code == Reason.OPERATOR_RETRY:
                 count = 0
@@ -147,7 +148,7 @@ def _attempts(row: Any, story: Rows) -> dict[int, int]:
     for step in story if row.epoch else []:
         if starts(step):
             epoch, found[epoch] = attempt_of(step)
-        elif step.reason_code == Reason.RELEASED and not was_cut_short(step):
+        elif does_not_count(step):
             found[about(step)["epoch"]] -= 1
     return found | {row.epoch: row.attempt}
 
@@ -185,7 +186,7 @@ def o9_explained_duplicates(h: History) -> Iterator[str]:
 
 def _explains(step: Any) -> bool:
     waited = step.reason_code == Reason.TRANSPORT_OK and step.to_status == Status.PENDING  # for an acknowledgement
-    return waited or step.reason_code in (Reason.RETRY_BACKOFF, Reason.RELEASED, Reason.ATTEMPT)
+    return waited or step.reason_code in (Reason.RETRY_BACKOFF, Reason.RELEASED, Reason.HELD, Reason.ATTEMPT)
 
 
 def o10_backoff(h: History) -> Iterator[str]:
@@ -197,9 +198,16 @@ def o10_backoff(h: History) -> Iterator[str]:
                 continue
             made = about(before)["attempt"]
             steady = 0 if row.kind == SMS.name else min(STEADY_CAP, STEADY_FIRST * 2 ** (made - 1))
-            least = max(steady, FLOOR_SECONDS if word_of(plan, made) == "later" else 0)
+            least = max(steady, _asked(before.summary, word_of(plan, made)))
             if step.at - before.at < least * SECOND:
                 yield f"{row.key}: attempt {made + 1} came {step.at - before.at} µs after attempt {made}"
+
+
+def _asked(summary: str, word: str) -> float:
+    """For how many seconds an attempt that failed was asked to wait, by what is down or else by its plan."""
+    if named(summary) is not None:
+        return AFTER_SECONDS if asked_to_wait(summary) else 0
+    return FLOOR_SECONDS if word == "later" else 0
 
 
 def o11_budget(h: History) -> Iterator[str]:
@@ -343,6 +351,11 @@ def starts(step: Any, *, epoch: int | None = None) -> bool:
     if step.reason_code != Reason.ATTEMPT or step.summary.endswith("no attempt"):
         return False
     return epoch is None or attempt_of(step)[0] == epoch
+
+
+def does_not_count(step: Any) -> bool:
+    """Whether an attempt was given back as if it had not been: nothing had begun, or nobody could be reached."""
+    return step.reason_code == Reason.HELD or (step.reason_code == Reason.RELEASED and not was_cut_short(step))
 
 
 def was_cut_short(step: Any) -> bool:

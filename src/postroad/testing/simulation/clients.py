@@ -13,7 +13,7 @@ from postroad.testing.simulation.draws import Draws
 from postroad.testing.simulation.ledger import Answer, Call, Ledger
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.process import Crash, Process
-from postroad.testing.simulation.workload import BY_NAME, ORDER, SMS, Message, Order
+from postroad.testing.simulation.workload import BY_NAME, ORDER, SMS, Message, Order, destination
 
 RECENT = 20
 _WRITE = text("INSERT INTO sim_written (name) VALUES (:name) ON CONFLICT DO NOTHING")
@@ -155,6 +155,7 @@ def _record(tx: Any, block: Sequence[Call]) -> None:
                 tx.publish(call.stream, ORDER, msgspec.json.decode(call.data, type=Order), key=call.key)
             case "send":
                 kind, message = msgspec.json.decode(call.data, type=tuple[str, Message])
-                tx.send(BY_NAME[kind], message, to=call.stream, key=call.key, ack=message.ack)
+                to = destination(kind, call.stream)
+                tx.send(BY_NAME[kind], message, to=to, key=call.key, ack=message.ack)
             case _:
                 tx.set_timer(call.key, after=msgspec.json.decode(call.data), stream=call.stream, data={})

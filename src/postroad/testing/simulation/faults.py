@@ -32,11 +32,11 @@ class Fuse:
 
 
 class Faults:
-    """All faults of one seed; none once `calm`."""
+    """All faults of one seed; none any more once it is `calm`: since then, in microseconds; 0: not yet."""
 
     def __init__(self, options: Options) -> None:
         rng = Random(f"{options.seed}/faults")
-        self.calm = False
+        self.calm = 0
         self._rng = rng
         self._latency = options.latency
         self._gathers = options.gathers

@@ -10,16 +10,19 @@ from postroad.model.lifecycle import Reason
 from postroad.store import schema
 from postroad.store.statements import Statement
 from postroad.testing.simulation.deeds import Deed
+from postroad.testing.simulation.gate_walk import Walk, walked
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.outages import Outage
 from postroad.testing.simulation.sink import Arrival, Begun
 from postroad.testing.simulation.workload import ORDER, Order
 
 Rows = list[Any]
-TABLES = ("streams", "log", "inbox", "queues", "outbox", "timers", "runs", "transitions", "alerts")
+TABLES = ("streams", "log", "inbox", "queues", "outbox", "timers", "runs", "transitions", "alerts", "gates")
 _ORDER = {
     "log": "stream, seq", "inbox": "position", "transitions": "id", "alerts": "id", "outbox": "id", "streams": "id",
     "timers": "stream, key", "queues": "stream", "runs": "started_at, stream, attempt, run_id",
+    "gates": "kind, host",
 }  # fmt: skip
 _SELECT = {name: Statement(f"SELECT * FROM {{p}}{name} ORDER BY {_ORDER[name]}") for name in TABLES}
 
@@ -28,8 +31,8 @@ _AUDIT = Statement("SELECT * FROM {p}audit ORDER BY id")
 _OUTBOX = [column.name for column in schema.outbox.columns]
 
 # What the product's own tables don't keep, or only as the product says it: the place in the inbox of each event
-# that landed, when a timer's event came, by the simulation's own clock (`sim_now`, defined per connection), and what
-# a dispatch was when its row was deleted.
+# that landed, when a timer's event came, by the simulation's own clock (`sim_now`, defined per connection), what
+# a dispatch was when its row was deleted, and what was done to gates, each after which row of history (`place`).
 INSTRUMENTS = (
     "CREATE TABLE sim_written (name TEXT PRIMARY KEY)",
     "CREATE TABLE sim_landed (stream TEXT, seq INTEGER, position INTEGER)",
@@ -42,13 +45,27 @@ INSTRUMENTS = (
     "CREATE TABLE sim_purged AS SELECT * FROM postroad_outbox WHERE 0",
     f"CREATE TRIGGER sim_purging AFTER DELETE ON postroad_outbox BEGIN INSERT INTO sim_purged ({', '.join(_OUTBOX)}) "
     f"VALUES ({', '.join(f'OLD.{name}' for name in _OUTBOX)}); END",
+    "CREATE TABLE sim_gates (number INTEGER PRIMARY KEY, place INTEGER, at INTEGER, did TEXT, kind TEXT, host TEXT, "
+    "until INTEGER, failures INTEGER)",
+    *(
+        f"CREATE TRIGGER sim_gate_{verb} AFTER {verb} ON postroad_gates BEGIN "
+        "INSERT INTO sim_gates (place, at, did, kind, host, until, failures) "
+        f"SELECT coalesce(max(id), 0), {at}, {did}, {row}.kind, {row}.host, {row}.until, {row}.failures "
+        "FROM postroad_transitions; END"
+        for verb, at, did, row in (
+            ("INSERT", "NEW.updated_at", "'close'", "NEW"),
+            ("UPDATE", "NEW.updated_at", "CASE WHEN NEW.probe IS NULL THEN 'keep' ELSE 'take' END", "NEW"),
+            ("DELETE", "sim_now()", "'open'", "OLD"),
+        )
+    ),
 )
 
 
 class History(msgspec.Struct, kw_only=True, dict=True):
     """One moment of a run. Rows have the tables' columns as attributes, in the tables' own order.
 
-    `before` is the last moment that was looked at, for what may only grow; `end`: nothing is left to do.
+    `before` is the last moment that was looked at, for what may only grow; `end`: nothing is left to do; `calm`: since
+    when there are no more faults. `turned_away`: the ids of what could not reach its destination, as often as that was.
     What is derived from the rows is derived once.
     """
 
@@ -63,6 +80,8 @@ class History(msgspec.Struct, kw_only=True, dict=True):
     runs: Rows = []
     transitions: Rows = []
     alerts: Rows = []
+    gates: Rows = []
+    gate_log: Rows = []
     written: set[str] = set()
     landed: Rows = []
     rang: Rows = []
@@ -70,6 +89,8 @@ class History(msgspec.Struct, kw_only=True, dict=True):
     tombstones: Rows = []
     audit: Rows = []
     deeds: list[Deed] = []
+    outages: list[Outage] = []
+    turned_away: list[str] = []
     sends: list[tuple[str, str, Begun | str]] = []
     arrivals: list[Arrival] = []
     rung: list[Any] = []
@@ -77,6 +98,7 @@ class History(msgspec.Struct, kw_only=True, dict=True):
     ledger: Ledger
     before: "History | None" = None
     end: bool = False
+    calm: int = 0
 
     @cached_property
     def logs(self) -> dict[str, Rows]:
@@ -107,6 +129,11 @@ class History(msgspec.Struct, kw_only=True, dict=True):
         """Every event and entry there is, by stream and id: the log's row, else the inbox's."""
         found = {(row.stream, row.event_id): row for row in self.inbox}
         return found | {(row.stream, row.entry_id): row for row in self.log}
+
+    @cached_property
+    def walk(self) -> Walk:
+        """What was done to gates, beside what happened to dispatches."""
+        return walked(self.transitions, self.gate_log, self.dispatches, self.audit)
 
     @cached_property
     def orders(self) -> dict[tuple[str, str], Order]:
@@ -149,5 +176,6 @@ def instruments(conn: Connection) -> dict[str, Any]:
     return {
         "written": set(conn.execute(text("SELECT name FROM sim_written")).scalars()),
         "landed": list(conn.execute(text("SELECT stream, seq, position FROM sim_landed ORDER BY stream, seq"))),
+        "gate_log": list(conn.execute(text("SELECT * FROM sim_gates ORDER BY number"))),
         "rang": list(conn.execute(text("SELECT stream, event_id, at FROM sim_rang ORDER BY at, stream, event_id"))),
     }

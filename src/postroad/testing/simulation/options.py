@@ -10,6 +10,7 @@ OPERATIONS = 200
 TROUBLES = (
     "kills", "shutdowns", "pauses", "jumps", "crash_statement", "crash_failpoint", "crash_send", "lost_commit",
     "latency", "gathers", "send_trouble", "turn_trouble", "repeats", "think", "lanes", "acks", "regrets", "operators",
+    "gates", "rates",
 )  # fmt: skip
 
 
@@ -19,7 +20,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     An operation is one publish, send or timer of a client; a client makes up to `burst` of them in one transaction,
     and is answered for each. `gathers` is how long, on average, a writer is busy before it begins its next group.
     `acks`: the share of dispatches that ask for an acknowledgement; `regrets` and `operators`: how often after a block
-    a program withdraws something, and an operator does something.
+    a program withdraws something, and an operator does something. `gates`: how often after a block a host or a whole
+    kind goes down for a while; `rates`: the attempts a second that one kind has, and another one to each host; 0: as
+    many as there are.
 
     Each fault is on in about half of the seeds (Groce and others, "Swarm Testing", ISSTA 2012): faults that
     are always on hide what only happens without them.
@@ -60,6 +63,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     acks: float
     regrets: float
     operators: float
+    gates: float
+    rates: float
 
 
 def draw(seed: int, *, operations: int = OPERATIONS, without: Iterable[str] = ()) -> Options:
@@ -108,4 +113,6 @@ def _drawn(seed: int, operations: int) -> Options:
         acks=sometimes(rng.choice((0.3, 0.8))),
         regrets=sometimes(rng.choice((0.3, 0.8))),
         operators=sometimes(rng.choice((0.3, 0.8))),
+        gates=sometimes(rng.choice((0.06, 0.2))),
+        rates=sometimes(rng.choice((2, 20))),
     )

@@ -1,4 +1,4 @@
-"""Who else acts upon dispatches: consumers that acknowledge, programs that withdraw, and an operator.
+"""Who else acts upon dispatches: consumers that acknowledge, programs that withdraw, and operators.
 
 Each of them acts through whatever process lives, and dies with it; what got no answer is not known to have happened.
 """
@@ -14,9 +14,11 @@ from postroad.model.dispatches import Dispatch
 from postroad.testing.simulation.clients import Clients
 from postroad.testing.simulation.consumer import Consumer, ack, deed_of
 from postroad.testing.simulation.deeds import Act, Deed, carry_out
+from postroad.testing.simulation.gatekeeper import Gatekeeper
 from postroad.testing.simulation.ledger import Answer
 from postroad.testing.simulation.operating import Operator
 from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.outages import Outages
 from postroad.testing.simulation.process import Process
 from postroad.testing.simulation.workload import LOAD, Message, Order, Step
 
@@ -25,6 +27,7 @@ BY_A_TURN = 0.15
 RECENT = 10
 REGRETTED_WITHIN = 5.0  # seconds
 OPERATED_WITHIN = 15.0  # most of what an operator looks for takes a while to go wrong
+OPENED = 0.1  # how often after a block somebody opens a gate
 LOOK_SECONDS = 0.5
 
 
@@ -32,6 +35,7 @@ class Here(Protocol):
     """What they need of the world."""
 
     options: Options
+    outages: Outages
 
     def alive(self) -> list[Process]:
         """The processes that live."""
@@ -54,6 +58,7 @@ class People:
         self._rng = Random(f"{seed}/people")
         self._consumer = Consumer(Random(f"{seed}/consumer"))
         self._operator = Operator(Random(f"{seed}/operator"))
+        self._gatekeeper = Gatekeeper(Random(f"{seed}/gatekeeper"))
         self._published = 0
 
     def got(self, dispatch: Dispatch[Message]) -> None:
@@ -65,7 +70,10 @@ class People:
                 self._later(after, partial(self._present, token))
 
     def meanwhile(self) -> None:
-        """Clients have made a block: a program may withdraw something now, an operator may act."""
+        """Clients have made a block: a program may withdraw something now, an operator may act.
+
+        Or a destination goes down.
+        """
         options = self._here.options
         if self._clients.keys and self._rng.random() < options.regrets:
             key = self._rng.choice(self._clients.keys[-RECENT:])
@@ -74,6 +82,10 @@ class People:
         if self._rng.random() < options.operators:
             after = self._rng.random() * OPERATED_WITHIN
             self._later(after, partial(self._do, self._operator.deed(), self._operator.act))
+        self._here.outages.meanwhile()
+        if options.gates and self._rng.random() < OPENED:
+            after = self._rng.random() * OPERATED_WITHIN
+            self._later(after, partial(self._do, self._gatekeeper.deed(), self._gatekeeper.act))
 
     def _later(self, after: float, begin: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
         """Begin something after a while through one of those that live then; it is no part of whoever runs now."""

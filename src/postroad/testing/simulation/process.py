@@ -15,6 +15,7 @@ from postroad.model.dispatches import Alert, Dispatch
 from postroad.model.entropy import SeededEntropy
 from postroad.store.database import Database
 from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.outages import Outages
 from postroad.testing.simulation.stepped import SteppedCalls, SteppedDatabase, SteppedKeeper
 from postroad.testing.simulation.workload import SECRET, Message, Outside, declare
 
@@ -31,6 +32,7 @@ class World(Protocol):
     options: Options
     clock: FakeClock
     url: str
+    outages: Outages
 
     def note(self, what: str) -> None:
         """Write a line of the run's log."""
@@ -102,7 +104,9 @@ class Process:
         self.paused_over = ("", "")
         self.database = SteppedDatabase(world.url, clock=world.clock, place=self)
         self.post = Postroad(world.url, secret_key=SECRET)
-        outside = Outside(arrive=self._arrive, tried=world.tried, ring=world.rang, alive=lambda: not self.dead)
+        outside = Outside(
+            reach=self._reach, arrive=self._arrive, tried=world.tried, ring=world.rang, alive=lambda: not self.dead
+        )
         declare(self.post, world.options, outside, faxes=faxes)
         self.post._opened = self.database
         self.post.entropy = SeededEntropy(seed)
@@ -154,6 +158,14 @@ class Process:
     def grouped(self, members: int) -> None:
         """So many members are about to be written in one transaction."""
         self.world.grouped(self, members)
+
+    def _reach(self, dispatch: Dispatch[Message]) -> None:
+        self.check_alive()
+        refusal = self.world.outages.refusal(dispatch)
+        if refusal is not None:
+            self.world.note(f"{dispatch.key} of {self.name}: {refusal.reason}")
+            self.world.at_send(self, "before")
+            raise refusal
 
     def _arrive(self, dispatch: Dispatch[Message]) -> None:
         self.check_alive()

@@ -10,12 +10,16 @@ from postroad.testing.simulation.deeds import Deed
 from postroad.testing.simulation.history import History, grouped
 from postroad.testing.simulation.ledger import Answer
 from postroad.testing.simulation.operating import ACTOR
+from postroad.testing.simulation.outages import asked_to_wait, named
 from postroad.testing.simulation.workload import REPLACED
 
-# The schema is made before a run begins, and all that has happened is kept.
-_REACHED_ELSEWHERE = frozenset({"migration.statement", "retention.ended"})
-# Reached by gates, which the simulated programs have none of.
-_ELSEWHERE = frozenset({Reason.HELD})
+# The schema is made before a run begins, all that has happened is kept; and there are no tools, no streams that are
+# deleted and no turns that are stopped.
+_REACHED_ELSEWHERE = frozenset({
+    "migration.statement", "retention.ended", "turns.deleted", "turns.attached",
+    "tool.before_start", "tool.started", "tool.returned", "tool.recorded",
+})  # fmt: skip
+_ENDS_ELSEWHERE = frozenset({RunEnd.STOPPED})
 # What operators do is done, refused, or left without an answer.
 _OPERATED = {
     "an operator retries": "operator retry done",
@@ -31,13 +35,28 @@ _OPERATED = {
     "an operator is refused a resolve": "operator resolve refused",
     "an operator is refused a purge": "operator purge refused",
     "an operator gets no answer": "operator unanswered",
+    "an operator opens a gate": "operator gate.open done",
+}
+_GATES = {
+    "a host's gate is closed": "gate close host",
+    "a kind's gate is closed": "gate close kind",
+    "a probe finds it down again": "gate kept",
+    "a probe's process dies or is late": "gate probe lost",
+    "a probe is cut short": "gate cut short",
+    "a probe's answer opens its gate": "gate opened by its probe",
+    "a person opens a gate": "gate opened by hand",
+    "a host's gate is forgotten": "gate forgotten",
+    "what could not be reached for long is tried again": "unreachable backoff",
+    "what could not be reached for long dies": "unreachable dead",
+    "what was held is sent": "held delivered",
+    "what is down asks to wait": "asked to wait",
 }
 
 # A state and the count that says how often it was reached.
 SOMETIMES: Mapping[str, str] = {
     **{f"a process dies at {name}": f"at {name}" for name in FAILPOINTS if name not in _REACHED_ELSEWHERE},
-    **{f"a dispatch: {reason}": reason for reason in Reason if reason not in _ELSEWHERE},
-    **{f"a run ends: {end}": f"run {end}" for end in RunEnd},
+    **{f"a dispatch: {reason}": reason for reason in Reason},
+    **{f"a run ends: {end}": f"run {end}" for end in RunEnd if end not in _ENDS_ELSEWHERE},
     **{f"a call is answered: {answer}": f"call {answer}" for answer in Answer},
     "a timer is fired": f"timer {TimerStatus.FIRED}",
     "a timer is cancelled": f"timer {TimerStatus.CANCELLED}",
@@ -71,6 +90,7 @@ SOMETIMES: Mapping[str, str] = {
     "a program withdraws": "withdrawn",
     "a program withdraws too late": "withdrawn too late",
     **_OPERATED,
+    **_GATES,
     "a key is offered again after its purge": "offered after purge",
     "a claim of a running turn is lost": "lease.lost",
     "a dispatch expires before its first attempt": "expired unattempted",
@@ -129,6 +149,19 @@ def _operated(deed: Deed) -> list[str]:
     return found
 
 
+def _gates(h: History) -> Counter[str]:
+    """What gates did, and what became of what could not be reached."""
+    counts = Counter(h.walk.counts)
+    counts.update(f"gate close {'host' if log.host else 'kind'}" for log in h.gate_log if log.did == "close")
+    down = [step for step in h.transitions if named(step.summary) is not None]
+    counts["unreachable backoff"] = sum(step.reason_code == Reason.RETRY_BACKOFF for step in down)
+    counts["unreachable dead"] = sum(step.to_status == Status.DEAD_LETTER for step in down)
+    counts["asked to wait"] = sum(asked_to_wait(step.summary) for step in down)
+    held = {step.entity for step in down if step.reason_code == Reason.HELD}
+    counts["held delivered"] = sum(row.id in held and row.status == Status.DELIVERED for row in h.outbox)
+    return counts
+
+
 def reached(h: History) -> Counter[str]:
     """What a finished run has shown, by the names of the counts."""
     counts = Counter(f"run {run.end_reason}" for run in h.runs)
@@ -150,5 +183,6 @@ def reached(h: History) -> Counter[str]:
     counts["lane"] = sum(row.lane is not None and row.status == Status.DELIVERED for row in h.outbox)
     counts.update(_acked(h))
     counts.update(_done(h))
+    counts.update(_gates(h))
     counts["arrived again"] = sum(times > 1 for times in arrived.values())
     return counts

@@ -5,6 +5,7 @@ the same. Nothing here draws randomness.
 """
 
 import asyncio
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -80,13 +81,16 @@ REPLACED = Kind("sim.replaced", Noted)
 SMS, MAIL, PAGE, PAY, FAX = (Kind(f"sim.{name}", Message) for name in ("sms", "mail", "page", "pay", "fax"))
 KINDS = (SMS, MAIL, PAGE, PAY, FAX)
 BY_NAME = {kind.name: kind for kind in KINDS}
+HOSTS = ("a.example", "b.example", "c.example:8443")
+HOSTED = frozenset({MAIL.name, PAGE.name})
 COUNT: Fold[int] = Fold("sim.count", int, lambda count, _: count + 1)
 _WRITE = text("INSERT INTO sim_written (name) VALUES (:name)")
 
 
 class Outside(msgspec.Struct, frozen=True):
-    """What a simulated program reaches of the world."""
+    """What a simulated program reaches of the world. `reach` raises what a sender raises that cannot connect."""
 
+    reach: Callable[[Dispatch[Message]], None]
     arrive: Callable[[Dispatch[Message]], None]
     tried: Callable[[str, str, int], None]
     ring: Callable[[Alert], None]
@@ -99,6 +103,8 @@ def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bo
         PAGE.name: {"on_failure": "alert"},
         PAY.name: {"on_unknown": "park"},
     }
+    if options.rates:
+        special |= {SMS.name: {"rate": options.rates}, MAIL.name: {"rate_per_host": options.rates}}
     for kind in KINDS:
         if kind is FAX and not faxes:
             handlers.elsewhere(FAX)
@@ -118,6 +124,12 @@ def retry_of(kind: str, options: Options) -> Retry:
     more, budget = (2, MAIL_BUDGET_SECONDS) if kind == MAIL.name else (0, None)
     attempts = options.send_attempts + more
     return Retry(attempts=attempts, first=STEADY_FIRST, cap=STEADY_CAP, budget=budget, jitter=False)
+
+
+def destination(kind: str, name: str) -> str:
+    """Where a message goes: of some kinds three in four to a URL on one of the hosts, all others just to the name."""
+    place = zlib.crc32(name.encode()) % (len(HOSTS) + 1)
+    return f"https://{HOSTS[place]}/{name}" if kind in HOSTED and place < len(HOSTS) else name
 
 
 def _declare_turns(handlers: Handlers, options: Options, decide: Callable[[Turn], Any]) -> None:
@@ -181,7 +193,8 @@ def _replace(turn: Turn, key: str) -> None:
 
 def _send_step(turn: Turn, step: Step) -> None:
     message = Message(step.plan, step.take, step.ack)
-    about: dict[str, Any] = {"to": step.name, "key": step.name, "lane": step.lane or None, "ack": step.ack}
+    to = destination(step.kind, step.name)
+    about: dict[str, Any] = {"to": to, "key": step.name, "lane": step.lane or None, "ack": step.ack}
     turn.send(BY_NAME[step.kind], message, after=step.after, expires=step.expires, **about)
 
 
@@ -208,6 +221,7 @@ VERBS: dict[str, Callable[[Turn, Step], object]] = {
 async def _send(dispatch: Dispatch[Message], *, outside: Outside) -> str:
     word = word_of(dispatch.body.plan, dispatch.attempt)
     await asyncio.sleep(dispatch.body.take)
+    outside.reach(dispatch)
     match word:
         case "ok" | "":
             outside.arrive(dispatch)

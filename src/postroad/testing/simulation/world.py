@@ -23,6 +23,7 @@ from postroad.testing.simulation.faults import Faults
 from postroad.testing.simulation.history import History, instruments, operated, tables
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import OPERATIONS, Options
+from postroad.testing.simulation.outages import Outages
 from postroad.testing.simulation.people import People
 from postroad.testing.simulation.process import CURRENT, Crash, Process
 from postroad.testing.simulation.sink import ENDED, Begun, Sink
@@ -52,6 +53,7 @@ class Run:
         self.faults = Faults(options)
         self.ledger = Ledger()
         self.sink = Sink(clock)
+        self.outages = Outages(options, clock)
         self._clients = Clients(options, self.ledger, self.note)
         self._people = People(self, self._clients)
         self._rng = Random(f"{options.seed}/schedule")
@@ -220,7 +222,7 @@ class Run:
     async def _heal(self) -> None:
         """No more faults, and one process: whatever was begun must come to its end in bounded time."""
         self.note("calm")
-        self.faults.calm = True
+        self.faults.calm = self.clock.wall()
         until = self.clock.monotonic() + HEAL_SECONDS * SECOND
         quiet = 0
         while quiet < 2:
@@ -272,7 +274,8 @@ class Run:
         history = History(
             options=self.options, now=self.clock.wall(), ledger=self.ledger, arrivals=list(self.sink.arrivals),
             rung=list(self.sink.rung), tried=list(self.sink.tried), sends=list(self.sink.sends), before=self.seen,
-            deeds=self._people.deeds, end=end, **self._observer.read(tables), **self._observer.read(instruments),
+            deeds=self._people.deeds, outages=self.outages.log, turned_away=self.outages.turned_away,
+            calm=self.faults.calm, end=end, **self._observer.read(tables), **self._observer.read(instruments),
             **self._observer.read(operated),
         )  # fmt: skip
         self.counts["checks"] += 1

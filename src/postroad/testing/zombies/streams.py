@@ -10,8 +10,9 @@ from sqlalchemy import Connection
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.errors import StaleClaim
 from postroad.model.lifecycle import RunEnd
+from postroad.model.operations import CallStatus, OperationRow
 from postroad.model.rows import Hold, NewAlert, TimerChange, TurnClaim, TurnCommit, TurnCommitted
-from postroad.store import alerts, runs, turns
+from postroad.store import alerts, operations, runs, turns
 from postroad.store.database import Database
 from postroad.testing.contracts.dispatches import Waiting, another, dispatch, enqueue
 from postroad.testing.contracts.streams import LEASE, STREAM, Uses, decided, delete_stream, event, hold, take_away
@@ -19,7 +20,12 @@ from postroad.testing.zombies.traces import Late, Run, Zombies, about, added, is
 
 OTHER = "load/2"
 NEVER = 10**16
-VERBS = ("commit", "bury", "drop_landed", "back_off", "conflict", "release", "split", "park", "renew")
+VERBS = (
+    "commit", "bury", "drop_landed", "back_off", "conflict", "release", "split", "park", "renew", "start_tool",
+    "end_tool",
+)  # fmt: skip
+# Of the claim's events none has landed, so that there is nothing to drop; and no tool has been started.
+IDLE = ("drop_landed", "end_tool")
 # What has become of a stream, by the verb that made it so: the new owner's, or the zombie's own before it fell asleep.
 BY_ITS_OWNER = {
     "committed": "commit",
@@ -52,10 +58,21 @@ class Turns(Protocol):
         """Take events that are in the log already off a claimed set. Raises StaleClaim."""
 
 
+class Tools(Protocol):
+    """How tool calls are recorded; `postroad.store.operations` is the one that is built in."""
+
+    def start(self, conn: Connection, starts: Sequence[operations.Start], *, now: int) -> list[None]:
+        """Write that calls begin. Raises StaleClaim if the claim of one is over."""
+
+    def finish(self, conn: Connection, ends: Sequence[operations.Finish], *, now: int) -> list[None]:
+        """Write how calls ended. Raises StaleClaim if the claim of one is over."""
+
+
 class StreamZombies(Uses, Zombies):
     """A worker whose stream somebody else has claimed since."""
 
     turns: ClassVar[Turns] = turns
+    tools: ClassVar[Tools] = operations
 
     @pytest.fixture(params=FATES)
     def fate(self, request: pytest.FixtureRequest) -> str:
@@ -103,8 +120,7 @@ class StreamZombies(Uses, Zombies):
         clock.advance(LEASE / SECOND)
         before = run(self.everything)
         assert not run(is_told, self.verbs(late)[verb])
-        # Of the claim's events none has landed, so that there is nothing to drop.
-        assert (run(self.everything) != before) == (verb != "drop_landed")
+        assert (run(self.everything) != before) == (verb not in IDLE)
 
     def test_one_zombie_among_the_living(self, run: Run, clock: FakeClock) -> None:
         """A pass has lost one of its streams: what it does to both touches only the one that it holds, or neither."""
@@ -178,6 +194,11 @@ class StreamZombies(Uses, Zombies):
         """All that the holder of a claim can do to it."""
         queue, mine = self.queue, hold(claim)
         buried = decided(claim, consumed=[], dead=claim.events, dead_reason="poison")
+        parked = NewAlert(code="turn.parked", subject=claim.stream)
+        start = operations.Start(hold=mine, row=tool_call(claim))
+        finish = operations.Finish(
+            hold=mine, turn_id=claim.turn_id, ordinal=1, status=CallStatus.FINISHED, result="null"
+        )
         return {
             "commit": lambda conn, now: self.turns.commit(conn, [whole(claim)], write=write, now=now),
             "bury": lambda conn, now: self.turns.commit(conn, [buried], now=now),
@@ -186,7 +207,9 @@ class StreamZombies(Uses, Zombies):
             "conflict": lambda conn, now: queue.back_off(conn, mine, delay=0, error="", end=RunEnd.CONFLICT, now=now),
             "release": lambda conn, now: queue.release(conn, mine, now=now),
             "split": lambda conn, now: queue.split(conn, mine, error="", now=now),
-            "park": lambda conn, now: queue.park(conn, mine, error="", now=now),
+            "park": lambda conn, now: queue.park(conn, mine, error="", alert=parked, now=now),
+            "start_tool": lambda conn, now: self.tools.start(conn, [start], now=now),
+            "end_tool": lambda conn, now: self.tools.finish(conn, [finish], now=now),
             "renew": lambda conn, now: _all_kept(mine, queue.renew(conn, [mine], lease=LEASE, now=now)),
         }
 
@@ -202,6 +225,14 @@ def whole(claim: TurnClaim) -> TurnCommit:
         withdrawals=["key/2"],
         alerts=[NewAlert(code="zombie", subject=claim.stream)],
     )
+
+
+def tool_call(claim: TurnClaim) -> OperationRow:
+    """A call of an unsafe tool that begins."""
+    return OperationRow(
+        turn_id=claim.turn_id, ordinal=1, run_id=claim.run_id, stream=claim.stream, tool="mail", version=1,
+        effect="unsafe", arguments="{}",
+    )  # fmt: skip
 
 
 def write(conn: Connection) -> None:
