@@ -214,7 +214,7 @@ def test_reply_operations_and_done_marks_commit_together(chats: Scene) -> None:
 
 
 def test_attempts_have_a_cap_and_a_visible_end(chats: Scene) -> None:
-    """A message that fails for ever ends with an entry in its conversation, a reason and an alert; the next one runs."""
+    """A message that fails for ever ends with an entry in its conversation and an alert; the next one runs."""
     made, h = chats
 
     def answer(turn: Turn) -> None:
