@@ -1,6 +1,5 @@
 """The freight agent: what it decides, what its gate refuses, what it declares."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from postroad import GiveUp, Postroad, RetryLater
+from postroad import GiveUp, Postroad, Turn
 from postroad.demo import asks, kinds
 from postroad.demo.actions import (
     Action,
@@ -28,6 +27,7 @@ from postroad.demo.journal import Follower, Journal
 from postroad.demo.kinds import FIRST, HERO, REPLY, SECOND, SLACK, STAGE, DriverSms
 from postroad.demo.policy import Decider, Failed, Inbound, Pinged, Plan, Replied, RulePolicy, TimerRang, plan
 from postroad.demo.services import Script, Server, Services
+from postroad.store import runs
 from postroad.testing import Harness
 
 PHONE = "+15550100207"
@@ -157,7 +157,7 @@ class Proposes:
     idea: Plan
     asked: list[Inbound] = field(default_factory=list)
 
-    async def decide(self, number: str, load: Load, inbound: Inbound) -> Plan:
+    async def decide(self, turn: Turn, load: Load, inbound: Inbound) -> Plan:
         self.asked.append(inbound)
         return self.idea
 
@@ -278,9 +278,11 @@ class TestCarrier:
         """A connection that cannot be made is worth another attempt, of a send and of a turn."""
         from postroad.demo.carrier import HttpCarrier, ModelDecider
 
-        decider = ModelDecider("http://127.0.0.1:9", RulePolicy())
-        with pytest.raises(RetryLater, match="the model is away"):
-            asyncio.run(decider.decide("481207", Load(), Replied("sms_1", "hello")))
+        with Harness(app(ModelDecider("http://127.0.0.1:9", RulePolicy()))) as h:
+            ping(h.post)
+            h.drain()
+            (failed,) = h.post.database.read(runs.of_stream, STREAM)
+            assert "the model is away" in (failed.error or "")
         post = app(RulePolicy(), HttpCarrier("http://127.0.0.1:9"))
         with Harness(post, senders="run") as h:
             ping(h.post)

@@ -111,3 +111,13 @@ async def test_the_freight_agent_ends_with_a_person(tmp_path: Path, monkeypatch:
     assert len(alerts) == 1
     assert kinds.count("postroad.noop") == 1
     assert kinds.count("AskStep") == 3
+
+
+def test_the_freight_agent_on_a_model(tmp_path: Path) -> None:
+    """A model reads what drivers write: words without an ETA keep the ask open, words with one settle it."""
+    program = (EXAMPLES / "freight/on_a_model.py").read_text()
+    assert [line.split(": ", 1)[1] for line in run(program, tmp_path).splitlines()] == [
+        "the risk is high: ask A, step 1 of 3",
+        "the driver named no ETA",
+        "the driver answered ask A",
+    ]

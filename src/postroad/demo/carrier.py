@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from postroad import Dispatch, GiveUp, RetryLater
+from postroad import Dispatch, GiveUp, RetryLater, Turn
 from postroad.demo.asks import Load
 from postroad.demo.policy import Decider, Inbound, Plan
 
@@ -52,7 +52,7 @@ class ModelDecider:
         self._url = url
         self._rules = rules
 
-    async def decide(self, number: str, load: Load, inbound: Inbound) -> Plan:
+    async def decide(self, turn: Turn, load: Load, inbound: Inbound) -> Plan:
         """The rules' plan, once the model has answered.
 
         Raises:
@@ -60,11 +60,11 @@ class ModelDecider:
         """
         async with _client(self._url) as client:
             try:
-                headers = {"Idempotency-Key": f"think/{number}/{inbound.event}"}
+                headers = {"Idempotency-Key": f"think/{turn.subject}/{inbound.event}"}
                 await client.post("/think", headers=headers, content=msgspec.json.encode(inbound))
             except httpx.TransportError as error:
                 raise RetryLater(f"the model is away: {error}") from error
-        return await self._rules.decide(number, load, inbound)
+        return await self._rules.decide(turn, load, inbound)
 
 
 def _client(url: str) -> AbstractAsyncContextManager[httpx.AsyncClient]:

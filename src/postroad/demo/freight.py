@@ -91,7 +91,7 @@ class Agent:
             inbound = self.inbound(event)
             if inbound is None:
                 continue
-            plan = await self.decider.decide(turn.subject, load, inbound)
+            plan = await self.decider.decide(turn, load, inbound)
             decision = self.carry_out(turn, event, plan)
             load = load.after(decision.asks)
 

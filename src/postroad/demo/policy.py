@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from postroad import Turn
 from postroad.demo.actions import (
     Action,
     CallOff,
@@ -64,16 +65,19 @@ class Plan:
 
 
 class Decider(Protocol):
-    """Decides about one event of a load. May take its time; no transaction is open meanwhile."""
+    """Decides about one event of a turn's load. May take its time; no transaction is open meanwhile.
 
-    async def decide(self, number: str, load: Load, inbound: Inbound) -> Plan: ...
+    What it does besides goes through the turn (`turn.call`), so that a turn which is run again knows of it.
+    """
+
+    async def decide(self, turn: Turn, load: Load, inbound: Inbound) -> Plan: ...
 
 
 class RulePolicy:
     """The standing rules: ask for an ETA when a load is at risk, ask again, then call a person."""
 
-    async def decide(self, number: str, load: Load, inbound: Inbound) -> Plan:
-        return plan(number, load, inbound)
+    async def decide(self, turn: Turn, load: Load, inbound: Inbound) -> Plan:
+        return plan(turn.subject, load, inbound)
 
 
 def plan(number: str, load: Load, inbound: Inbound) -> Plan:

@@ -12,7 +12,7 @@ from postroad.testing.simulation.history import History
 from postroad.testing.simulation.outages import AFTER_SECONDS, Outage, named
 from postroad.testing.simulation.workload import MAIL, SMS, retry_of
 
-OTHERS_SECONDS = 300  # in which all else comes to its end once it is calm, however long something is down
+OTHERS_SECONDS = 180  # in which all else comes to its end once it is calm, however long something is down
 BACK_SECONDS = 60  # what a probe may have to wait for besides its time and its predecessor's lease
 
 

@@ -42,7 +42,6 @@ _GATES = {
     "a kind's gate is closed": "gate close kind",
     "a probe finds it down again": "gate kept",
     "a probe's process dies or is late": "gate probe lost",
-    "a probe is cut short": "gate cut short",
     "a probe's answer opens its gate": "gate opened by its probe",
     "a person opens a gate": "gate opened by hand",
     "a host's gate is forgotten": "gate forgotten",
