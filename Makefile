@@ -11,7 +11,7 @@ PEERS_STAMP := .venv-peers/.installed
 CODE := src tests $(wildcard examples benchmarks docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-system coverage check format bench bench-peers sim mutants chaos notify eval clean
+.PHONY: help install demo test test-system coverage check format bench bench-peers sim mutants chaos notify chat eval clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,10 @@ chaos: install ## Kill, stop and rob real processes of their databases, and chec
 
 notify: install ## Run the notifying example in a folder of its own
 	folder=$$(mktemp -d) && cd $$folder && $(CURDIR)/$(BIN)/python $(CURDIR)/examples/notify/notify.py; rm -rf $$folder
+
+chat: install ## Serve the chat in a folder of its own, on loopback (PORT=8087)
+	folder=$$(mktemp -d) && trap 'rm -rf $$folder' EXIT && cd $$folder && \
+		$(CURDIR)/$(BIN)/python $(CURDIR)/examples/chat/web.py $(PORT)
 
 eval: install ## Run the freight scenarios
 	$(BIN)/postroad eval examples/freight/scenarios/*.yaml

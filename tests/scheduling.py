@@ -8,10 +8,11 @@ import re
 from xdist.scheduler import LoadGroupScheduling
 
 # Of the plans' tests those that look at one filled database, what is killed many times before anything is looked at,
-# and what builds wheels of several versions.
+# what has a browser, and what builds wheels of several versions.
 TOGETHER = re.compile(
     r"(tests/plans/\w+\.py)::\w+\[((?:sqlite|postgres)-(?:empty|true|hollow))\b"
     r"|(tests/system/test_tool_kills\.py)::\w+\[(sqlite|postgres)"
+    r"|(tests/system/test_chat_page\.py)::"
     r"|(tests/system/test_rolling\.py)::"
 )
 

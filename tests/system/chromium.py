@@ -69,6 +69,10 @@ class Page:
         """What the page shows."""
         return str(self.get("document.body.innerText"))
 
+    def close(self) -> None:
+        """Close the tab, and let go of its connections."""
+        self.call("Page.close")
+
     def screenshot(self, path: Path) -> None:
         """Write what the page looks like as a PNG."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

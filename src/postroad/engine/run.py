@@ -20,6 +20,7 @@ from postroad.engine.loop import Parts
 from postroad.engine.operating import EFFECTS, Operating
 from postroad.engine.telemetry import logger, traced
 from postroad.engine.turn import Turn
+from postroad.engine.verdicts import words
 from postroad.model.clock import SECOND, moment
 from postroad.model.errors import (
     AckNotRequested,
@@ -139,9 +140,9 @@ class Run:
                 said = f"a turn's handler must return None, got {type(value).__name__}"
                 await self._failed(said)
             case Raised(RetryLater() as error):
-                await self._failed(safe_error(error), floor=floor_of(error.after), planned=True)
+                await self._failed(words(error), floor=floor_of(error.after))
             case Raised(GiveUp() as error):
-                await self._failed(safe_error(error), permanent=True, planned=True)
+                await self._failed(words(error), permanent=True)
             case Raised(error):
                 self.parts.telemetry.emit("turn.raised", stream=self.claim.stream, error=error)
                 await self._failed(safe_error(error), error=error)
@@ -251,7 +252,6 @@ class Run:
         *,
         floor: int = 0,
         permanent: bool = False,
-        planned: bool = False,
         reason: str = "",
         error: BaseException | None = None,
     ) -> None:

@@ -33,13 +33,13 @@ def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, 
                 0,
             )
         case Raised(Unreachable() as error):
-            return "unreachable", _words(error), None, floor_of(error.after)
+            return "unreachable", words(error), None, floor_of(error.after)
         case Raised(RetryLater() as error):
-            return "failed", _words(error), None, floor_of(error.after)
+            return "failed", words(error), None, floor_of(error.after)
         case Raised(GiveUp() as error):
-            return "permanent", _words(error), None, 0
+            return "permanent", words(error), None, 0
         case Raised(OutcomeUnknown() as error):
-            return unknown, _words(error), None, 0
+            return unknown, words(error), None, 0
         case Raised(error):
             return "failed", safe_error(error), None, 0
         case TimedOut(stuck):
@@ -52,8 +52,8 @@ def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, 
             assert_never(result)
 
 
-def _words(error: RetryLater | GiveUp | OutcomeUnknown) -> str:
-    """What a sender says of its own accord; whose class it is says nothing more."""
+def words(error: RetryLater | GiveUp | OutcomeUnknown) -> str:
+    """What a handler says of its own accord; whose class it is says nothing more."""
     return safe_error(error.reason or error)
 
 
