@@ -119,6 +119,45 @@ def schemas(postgres_url: str) -> Iterator[Schemas]:
     kept.close()
 
 
+@pytest.fixture(scope="session")
+def migrated_schemas(postgres_url: str) -> Iterator[Schemas]:
+    """The same, as migrations make them."""
+    kept = Schemas(postgres_url)
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def migrated_schema(postgres_url: str, migrated_schemas: Schemas) -> Iterator[str]:
+    """A schema with our tables and nothing in them, as migrations make it."""
+    with migrated_schemas.lent(lambda name: _migrate(postgres_url, name)) as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with our tables and nothing in them, to be copied: that takes a tenth of making them."""
+    path = tmp_path_factory.mktemp("template") / "empty.db"
+    _migrate(f"sqlite:///{path}", None)
+    return path
+
+
+def _migrate(url: str, schema: str | None) -> None:
+    from postroad.store import migrations
+    from postroad.store.database import Database
+
+    made = Database(url, schema=schema)
+    migrations.migrate(made)
+    made.close()
+
+
+@pytest.fixture
+def migrated_path(sqlite_path: Path, sqlite_template: Path) -> Path:
+    """A test's SQLite file with our tables and nothing in them."""
+    shutil.copyfile(sqlite_template, sqlite_path)
+    return sqlite_path
+
+
 @pytest.fixture
 def sqlite_path(tmp_path: Path) -> Path:
     """Where a test's SQLite file goes."""

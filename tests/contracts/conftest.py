@@ -40,8 +40,7 @@ def clock() -> FakeClock:
 def database(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Database]:
     """A database with our tables and nothing in them."""
     if request.param == "sqlite":
-        made = Database(f"sqlite:///{request.getfixturevalue('sqlite_path')}", clock=clock)
-        create_tables(made)
+        made = Database(f"sqlite:///{request.getfixturevalue('migrated_path')}", clock=clock)
         yield made
         made.close()
         return

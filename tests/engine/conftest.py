@@ -16,10 +16,10 @@ Open = Callable[..., Harness]
 def place(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Where a harness keeps its tables: the keyword arguments `database` and `schema`."""
     if request.param == "sqlite":
-        return {"database": f"sqlite:///{request.getfixturevalue('sqlite_path')}"}
+        return {"database": f"sqlite:///{request.getfixturevalue('migrated_path')}"}
     return {
         "database": request.getfixturevalue("postgres_url"),
-        "schema": request.getfixturevalue("fresh_schema"),
+        "schema": request.getfixturevalue("migrated_schema"),
     }
 
 

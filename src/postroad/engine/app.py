@@ -1,6 +1,5 @@
 """The app: handlers with a database. It connects on first use, so that importing one costs and needs nothing."""
 
-import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from postroad.engine.leases import Keeper
 from postroad.engine.loop import POLL, Parts
 from postroad.engine.partials import Partials
 from postroad.engine.records import Records
-from postroad.engine.running import GRACE, PARTS, Drained, Loops, Part, Runtime, build, drain
+from postroad.engine.running import GRACE, PARTS, Drained, Loops, Part, Runtime, build, drain, run_bounded
 from postroad.engine.streams import Streams
 from postroad.engine.telemetry import Telemetry, logger
 from postroad.engine.transaction import Opening
@@ -151,7 +150,7 @@ class Postroad(Handlers):
 
     def drain(self, *, only: Sequence[Part] = PARTS) -> Drained:
         """Work until nothing is due, then stop; `only` some of turns, sends and timers."""
-        return asyncio.run(self.adrain(only=only))
+        return run_bounded(self.adrain(only=only))
 
     async def adrain(self, *, only: Sequence[Part] = PARTS) -> Drained:
         """Work until nothing is due, then stop; `only` some of turns, sends and timers."""

@@ -67,7 +67,7 @@ def sending(
     Without a `key` it gets `default_key('')`, where '' means its id. What is refused takes none: in a turn keys are
     numbered, and what is sent afterwards must have the same one on every attempt.
     """
-    if ack:
+    if _flag(ack, "ack"):
         context.keyring.require()
     content = _content(kind, body, to)
     declared = context.declared(content.kind)
@@ -81,7 +81,7 @@ def sending(
         origin=_pairs(origin),
         keep=_keeps(on_conflict),
         lane=None if lane is None else text(lane, "lane"),
-        ack=bool(ack),
+        ack=ack,
         accepted=Accepted(),
         key=default_key("") if key is None else text(key, "key"),
     )
@@ -114,6 +114,12 @@ def _pairs(origin: Mapping[str, str]) -> str:
     return encode(dict(origin), "origin", bytes_max=4096)
 
 
+def _flag(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{field} must be True or False, got {shown(value)}.", field=field)
+    return value
+
+
 def _keeps(on_conflict: object) -> bool:
     if on_conflict not in ("error", "keep"):
         raise InvalidInput(f"on_conflict must be 'error' or 'keep', got {shown(on_conflict)}.", field="on_conflict")
@@ -122,7 +128,8 @@ def _keeps(on_conflict: object) -> bool:
 
 def _content(kind: Kind[T] | str, body: T | None, to: str) -> Content:
     """What a dispatch says and to whom; no body is `{}`."""
-    name, version, encoded = payload(kind, {} if body is None else body, "body")
+    bodiless = body is None and not (isinstance(kind, Kind) and kind.takes_none())
+    name, version, encoded = payload(kind, {} if bodiless else body, "body")
     destination = text(to, "to", bytes_max=2048, empty=to == "")
     digest = content_hash(name, encoded, as_json(destination))
     return Content(

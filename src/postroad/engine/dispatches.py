@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 import msgspec
@@ -197,19 +198,21 @@ class Dispatches:
         """Do it to all that fit and are there when it begins, oldest first, in chunks."""
         database = self._database()
         number, sample = database.read(dispatch_views.oldest, wanted.where, limit=SAMPLE)
-        if dry_run or not number:
-            would = f"{number} would be {said}" if number else "no dispatch fits"
-            return Changed(found=number, done=0, said=would, sample=sample)
+        if not number:
+            return Changed(found=0, done=0, said="no dispatch fits", sample=sample)
         orders = msgspec.structs.replace(orders, many=wanted.many)
         found, done, refused = 0, 0, Counter[str]()
         for ids in _chunks(database, wanted.where):
-            answered = _transact(database, verb, ids, ids, orders=orders, **how)
+            answered = _transact(database, verb, ids, ids, dry_run=dry_run, orders=orders, **how)
             found += len(ids)
             done += len(answered.done)
             refused.update(answered.refused.values())
             if "due" in how:
                 how["due"] = how["due"].further(len(answered.done), began=answered.now)
             self._wake()
+        if dry_run:
+            would = f"{done} would be {said}" if done == found else f"{done} of {found} would be {said}"
+            return Changed(found=found, done=0, said=would, refused=refused, sample=sample)
         return Changed(found=found, done=done, said=f"{done} of {found} were {said}", refused=refused, sample=sample)
 
 
@@ -220,8 +223,30 @@ class _Wanted(msgspec.Struct, frozen=True):
     many: Many
 
 
-def _transact(database: Database, verb: Verb, given: str | list[str], ids: list[str], **how: Any) -> Answered:
-    return database.transact(verb, given, lock=lambda conn: operators.hold(conn, ids), **how)
+class _Undone(Exception):
+    """What a verb would have answered; its transaction is taken back."""
+
+    def __init__(self, answered: Answered) -> None:
+        super().__init__("a dry run")
+        self.answered = answered
+
+
+def _transact(
+    database: Database, verb: Verb, given: str | list[str], ids: list[str], *, dry_run: bool = False, **how: Any
+) -> Answered:
+    """Do it; in a dry run also take it back, so that what it says is what would come of it."""
+
+    @wraps(verb)
+    def tried(*args: Any, **more: Any) -> Answered:
+        answered: Answered = verb(*args, **more)
+        if dry_run:
+            raise _Undone(answered)
+        return answered
+
+    try:
+        return database.transact(tried, given, lock=lambda conn: operators.hold(conn, ids), **how)
+    except _Undone as undone:
+        return undone.answered
 
 
 def _one_of(verb: Verb) -> Verb:

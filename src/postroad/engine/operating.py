@@ -52,7 +52,7 @@ class Operating:
         self._left = history(rows)
         self._ordinal = max((row.ordinal for row in rows), default=0)
         self._failed_keys: dict[tuple[str, str], str] = {}
-        self._own: list[OperationRow] = []
+        self._own: dict[int, OperationRow] = {}
         self.earlier: tuple[OperationRow, ...] = tuple(self._left)
         self.stopped: TurnStopped | None = None
 
@@ -64,7 +64,7 @@ class Operating:
     @property
     def acted(self) -> bool:
         """Whether this run or one before it may have changed the world in a way that must not be forgotten."""
-        return any(row.acts for row in (*self.earlier, *self._own))
+        return any(row.acts for row in (*self.earlier, *self._own.values()))
 
     @property
     def discarded(self) -> bool:
@@ -74,12 +74,12 @@ class Operating:
     @property
     def barred(self) -> bool:
         """Whether the turn must not be run again by itself."""
-        return forbids_rerun((*self.earlier, *self._own))
+        return forbids_rerun((*self.earlier, *self._own.values()))
 
     def shown(self) -> list[Operation]:
         """All that is known of what this turn's runs have called."""
-        own = {row.repeats for row in self._own}
-        return [row.shown() for row in (*(r for r in self.earlier if r.ordinal not in own), *self._own)]
+        own = {row.repeats for row in self._own.values()}
+        return [row.shown() for row in (*(r for r in self.earlier if r.ordinal not in own), *self._own.values())]
 
     def check_complete(self) -> None:
         """At the handler's end: TurnStopped if it left out what an earlier run had begun to do."""
@@ -99,14 +99,23 @@ class Operating:
         """
         row, found = self._next(tool, arguments)
         failpoint("tool.before_start")
-        await self._record(operations.START, operations.Start(hold=self._hold, row=row))
-        self._own.append(row)
+        await self._start(row)
         failpoint("tool.started")
         if found is not None and row.status == CallStatus.REUSED:
             return tool.result(row.result or "null")
         if found is not None and found.effect == "unsafe":
             raise OutcomeUnknown(f"It is not known whether {tool.name} happened; it was not done again.")
         return await self._run(tool, row)
+
+    async def _start(self, row: OperationRow) -> None:
+        """Record that a call begins. It counts before its record is answered, which a deadline may not wait for."""
+        self._own[row.ordinal] = row
+        try:
+            await self._record(operations.START, operations.Start(hold=self._hold, row=row))
+        except Exception as error:
+            if not isinstance(error, CommitUnknown):
+                del self._own[row.ordinal]  # nothing was written
+            raise
 
     def _next(self, tool: Tool[..., Any], arguments: str) -> tuple[OperationRow, OperationRow | None]:
         """The row of the call that begins, and the earlier one that it repeats."""
@@ -153,7 +162,6 @@ class Operating:
         return failed or ids.operation_key(self._claim.turn_id, self._ordinal, tool.name, said)
 
     async def _run(self, tool: Tool[..., Any], row: OperationRow) -> Any:
-        place = len(self._own) - 1
         outcome = await self._outcome(tool, row)
         failpoint("tool.returned")
         failed = isinstance(outcome, BaseException)
@@ -165,7 +173,7 @@ class Operating:
             result=safe_error(outcome) if failed else str(outcome),
         )
         await self._record(operations.FINISH, end)
-        self._own[place] = replace(row, status=end.status, result=end.result)
+        self._own[row.ordinal] = replace(row, status=end.status, result=end.result)
         failpoint("tool.recorded")
         if isinstance(outcome, BaseException):
             if row.key is not None:

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from postroad.engine.calls import CANCEL_GRACE_SECONDS
 from postroad.engine.dispatcher import Dispatcher
@@ -17,6 +17,7 @@ from postroad.model.clock import SECOND, span
 from postroad.model.errors import Refused, Span
 from postroad.model.failpoints import failpoint
 
+T = TypeVar("T")
 Part = Literal["turns", "sends", "timers"]
 PARTS: tuple[Part, ...] = ("turns", "sends", "timers")
 GRACE = 25 * SECOND
@@ -127,11 +128,11 @@ async def drain(loops: Sequence[Loop]) -> None:
             return
 
 
-def run_bounded(main: Coroutine[Any, Any, None]) -> None:
+def run_bounded(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run`, but what ignores its cancellation is left behind after a second instead of waited for."""
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(main)
+        return loop.run_until_complete(main)
     finally:
         try:
             _cancel_all(loop)

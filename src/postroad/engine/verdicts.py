@@ -7,10 +7,10 @@ from postroad.engine.calls import Aborted, CallResult, Raised, Returned, TimedOu
 from postroad.engine.declarations import Sender
 from postroad.model.clock import SECOND
 from postroad.model.dispatches import Receipt
-from postroad.model.errors import GiveUp, OutcomeUnknown, RetryLater, Unreachable
+from postroad.model.errors import GiveUp, OutcomeUnknown, RetryLater, Unreachable, shown
 from postroad.model.lifecycle import Result
 from postroad.model.payload import encode, safe_error
-from postroad.model.retry import floor_of
+from postroad.model.retry import floor_of, length_of
 
 
 def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, int]:
@@ -54,7 +54,11 @@ def judge(result: CallResult, sender: Sender) -> tuple[Result, str, str | None, 
 
 def words(error: RetryLater | GiveUp | OutcomeUnknown) -> str:
     """What a handler says of its own accord; whose class it is says nothing more."""
-    return safe_error(error.reason or error)
+    said = safe_error(error.reason or error)
+    after = error.after if isinstance(error, RetryLater) else None
+    if after is not None and length_of(after) is None:
+        return f"{said} (after={shown(after)} is no length of time, and was not waited for)"
+    return said
 
 
 def _receipt(receipt: Receipt) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from postroad.model.errors import Refused
+
 if TYPE_CHECKING:
     from postroad.engine.app import Postroad
 
@@ -85,9 +87,27 @@ class Accepted:
 class Withdrawn:
     """Whether the dispatch was still ours to end; filled when the block is left."""
 
-    __slots__ = ("done",)
+    __slots__ = ("_done",)
 
-    done: bool
+    def __init__(self) -> None:
+        self._done: bool | None = None
+
+    @property
+    def done(self) -> bool:
+        """True: it is ended. False: too late, it was ended before, or there is none with this key."""
+        if self._done is None:
+            raise Refused("Whether it was withdrawn is known when the block is left.")
+        return self._done
+
+    @done.setter
+    def done(self, value: bool) -> None:
+        self._done = value
+
+    def __bool__(self) -> bool:
+        return self.done
+
+    def __repr__(self) -> str:
+        return f"Withdrawn(done={'?' if self._done is None else self._done})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

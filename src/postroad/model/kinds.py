@@ -62,10 +62,19 @@ class Kind(Generic[T]):
         """The payload's JSON text, held against this kind's type; InvalidInput names what is wrong."""
         encoded = encode(data, field)
         try:
-            self._decoder(encoded)
+            decoded = self._decoder(encoded)
         except (ValueError, TypeError) as error:
             raise InvalidInput(f"{field} does not fit kind {self.name!r}: {error}", field=field) from error
+        if hasattr(data, "model_dump") and type(decoded) is type(data):
+            _check_whole(decoded, data, field)
         return encoded
+
+    def takes_none(self) -> bool:
+        """Whether None is a payload of this kind."""
+        try:
+            return self._decoder("null") is None
+        except (ValueError, TypeError):
+            return False
 
     def decode(self, raw: str, version: int) -> T:
         """The typed payload of a stored text, upgraded from the version it was written in.
@@ -80,6 +89,17 @@ class Kind(Generic[T]):
             if step in self.upgrade:
                 plain = self.upgrade[step](plain)
         return self._decoder(encode(plain))
+
+
+def _check_whole(decoded: object, data: object, field: str) -> None:
+    """Refuse a pydantic model whose JSON leaves something out or masks it: it would arrive as something else."""
+    lost = [name for name, value in vars(data).items() if vars(decoded).get(name) != value]
+    if lost:
+        raise InvalidInput(
+            f"{field} would not arrive as it is: the JSON of {type(data).__name__} leaves out or masks "
+            f"{', '.join(sorted(lost))}.",
+            field=field,
+        )
 
 
 def _aliases(aliases: Sequence[str]) -> tuple[str, ...]:

@@ -228,6 +228,10 @@ def acknowledge(
     Exit codes: 0 acknowledged, now or before; 1 no such dispatch, too late, or no database; 2 wrong use or bad token.
     """
     with reporting(as_json):
+        if app is not None:  # first: it may settle which SQLite this process uses
+            from postroad.surfaces.running import load
+
+            load(app)
         from postroad.surfaces import acking
 
         dispatch = acking.acknowledge(token, app, database=database, schema=schema)

@@ -105,9 +105,9 @@ def show_dispatch(
 ) -> None:
     """Show a dispatch: why it is not moving, its attempts, its history, its body."""
     with reporting(as_json):
+        known = _policies(app)
         from postroad.surfaces import dispatch_reading, reading, screens
 
-        known = _policies(app)
         found = reading.look(database, schema, dispatch_reading.dispatch, name, whole=body, known=known)
         if as_json:
             show_json(found.plain())
@@ -126,10 +126,11 @@ def why_dispatch(
 ) -> None:
     """Say in one sentence why a dispatch is not moving."""
     with reporting(as_json):
+        known = _policies(app)
         from postroad.surfaces import dispatch_reading, reading
         from postroad.surfaces.output import say
 
-        found = reading.look(database, schema, dispatch_reading.why, name, known=_policies(app))
+        found = reading.look(database, schema, dispatch_reading.why, name, known=known)
         if as_json:
             show_json({"why": found})
         else:
@@ -364,6 +365,9 @@ def _length(given: str | None) -> Any:
 def _policies(reference: str | None) -> "Policies | None":
     if reference is None:
         return None
-    from postroad.surfaces import dispatch_reading, running
+    from postroad.surfaces.running import load
 
-    return dispatch_reading.policies(running.load(reference))
+    post = load(reference)  # first: it may settle which SQLite this process uses
+    from postroad.surfaces import dispatch_reading
+
+    return dispatch_reading.policies(post)
