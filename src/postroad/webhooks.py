@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from postroad.model.clock import SystemClock, micros, moment, span
-from postroad.model.errors import InvalidInput, Refused, Span
+from postroad.model.errors import InvalidInput, Refused, Span, shown
 from postroad.transports.signing import ID, SIGNATURE, TIMESTAMP, VERSION, Secrets, keys_of, signature
 
 __all__ = ["BadSignature", "verify"]
@@ -74,6 +74,8 @@ def verify(
 
 
 def _header(headers: Headers, name: str, form: re.Pattern[str] | None = None) -> str:
+    if not hasattr(headers, "items"):
+        raise InvalidInput(f"headers must have `items()`, as a dict has, got {shown(headers)}.", field="headers")
     values = [value for key, value in headers.items() if isinstance(key, str) and key.lower() == name]
     if len(values) != 1 or not isinstance(values[0], str) or not values[0]:
         raise BadSignature(f"The header {name} must be there, once.")

@@ -14,6 +14,7 @@ from postroad.surfaces.output import length, say, say_lines, say_title, show_tab
 from postroad.surfaces.reading import StreamView
 
 DATA_CHARACTERS = 100
+SUMMARY_CHARACTERS = 160
 
 
 def status(found: Snapshot) -> None:
@@ -212,7 +213,13 @@ def dispatch(found: DispatchView) -> None:
         show_table(
             ("attempt", "epoch", "started", "ended", "what came of it"),
             [
-                (a.number, a.epoch, when(a.started_at), when(a.ended_at), "; ".join(filter(None, (a.summary, a.late))))
+                (
+                    a.number,
+                    a.epoch,
+                    when(a.started_at),
+                    when(a.ended_at),
+                    _short("; ".join(filter(None, (a.summary, a.late)))),
+                )
                 for a in found.attempts
             ],
         )
@@ -220,12 +227,12 @@ def dispatch(found: DispatchView) -> None:
     show_table(
         ("at", "from", "to", "reason", "summary", "by"),
         [
-            (when(c["at"]), c["from_status"], c["to_status"], c["reason_code"], c["summary"],
+            (when(c["at"]), c["from_status"], c["to_status"], c["reason_code"], _short(c["summary"]),
              f"{c['source']} {c['actor']}".strip())
             for c in row.history
         ],
     )  # fmt: skip
-    if row.last_error and len(row.last_error.splitlines()) > 1:
+    if row.last_error and row.last_error != _short(row.last_error):
         say_title("last error")
         say_lines(row.last_error)
     cut = f", the first {len(found.body)} characters" if len(found.body.encode()) < found.body_size else ""
@@ -253,7 +260,7 @@ def _about(found: DispatchView) -> list[tuple[str, object]]:
         ("acknowledgement", "asked for" if row.ack_required else ""),
         ("origin", " ".join(f"{name}={value}" for name, value in row.origin.items())),
         ("receipt", found.receipt),
-        ("last error", _first_line(row.last_error)),
+        ("last error", _short(_first_line(row.last_error))),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -268,6 +275,12 @@ def changed(found: Changed, *, sample: bool) -> None:
             ("key", "kind", "to", "status", "created", "reason"),
             [(row.key, row.kind, row.to, row.status, when(row.created_at), row.reason) for row in found.sample],
         )
+
+
+def _short(said: str) -> str:
+    """What a table's column has room for; the whole is told elsewhere, and by --json."""
+    line = _first_line(said)
+    return line if len(line) <= SUMMARY_CHARACTERS else line[: SUMMARY_CHARACTERS - 1] + "…"
 
 
 def _first_line(error: str | None) -> str:
