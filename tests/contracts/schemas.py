@@ -11,6 +11,7 @@ from psycopg import sql
 from postroad.store import schema
 
 RESTING = 3  # so many are not used for a while: a thread that a test has left behind may still be at one
+MIGRATIONS = schema.PREFIX + "migrations"
 ROWS_MAX = 1_000  # what held more than that is not used again: dead rows would slow down the next tests
 
 Connection = psycopg.Connection[Any]
@@ -63,7 +64,11 @@ class Schemas:
     @staticmethod
     def _shape(conn: Connection, name: str) -> object:
         """What a test may have added to it."""
-        return conn.execute(_SHAPE, {"name": name}).fetchone()
+        steps = None
+        if conn.execute("SELECT to_regclass(%s)", [f'"{name}".{MIGRATIONS}']).fetchone() != (None,):
+            counted = sql.SQL("SELECT count(*), max(version) FROM {}").format(sql.Identifier(name, MIGRATIONS))
+            steps = conn.execute(counted).fetchone()
+        return conn.execute(_SHAPE, {"name": name}).fetchone(), steps
 
     @staticmethod
     def _drop(conn: Connection, name: str) -> None:

@@ -1,14 +1,12 @@
 """When to try again: capped exponential backoff with full jitter, bounded by attempts and by a budget."""
 
-from datetime import timedelta
 from typing import ClassVar
 
-from postroad.model.clock import SECOND, span
+from postroad.model.clock import span
 from postroad.model.errors import InvalidInput, Span, shown
 from postroad.model.payload import whole
 
 ATTEMPTS_MAX = 1_000_000
-ENDLESS_COUNTS_AS = 86_400 * SECOND
 
 
 class Retry:
@@ -72,18 +70,16 @@ class Retry:
 
 
 def floor_of(after: Span | None) -> int:
-    """A Retry-After in microseconds. One that is no length of time counts as none, an endless one as a day."""
+    """A Retry-After in microseconds. One that is no sane length of time comes from outside, and counts as none."""
     return 0 if after is None else (length_of(after) or 0)
 
 
 def length_of(after: Span) -> int | None:
-    """A Retry-After in microseconds, an endless one as a day; None: it is no length of time."""
+    """A Retry-After in microseconds; None: it is no sane length of time."""
     try:
         return span(after, "after")
     except InvalidInput:
-        seconds: object = after.total_seconds() if isinstance(after, timedelta) else after
-        endless = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
-        return ENDLESS_COUNTS_AS if endless else None
+        return None
 
 
 Retry.QUICK = Retry(attempts=8, budget=150, first=2, cap=30)
