@@ -110,9 +110,9 @@ def test_running_loops_hold_no_reader_back(open_app: OpenApp, sqlite_path: Path)
             largest = max(largest, wal.stat().st_size)
         until(lambda: idle(post))
         with_checkpoint = sqlite3.connect(sqlite_path, timeout=10)
-        blocked, _, _ = with_checkpoint.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        # SQLite refuses a checkpoint at once, whatever the timeout, while another one is under way.
+        until(lambda: with_checkpoint.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
         with_checkpoint.close()
-        assert blocked == 0
     assert len(sent) == 300
     assert largest < WAL_BYTES_MAX
 

@@ -24,6 +24,7 @@ from postroad.testing.contracts.streams import LEASE, decided, event, hold
 from tests.plans.places import STATISTICS, filled
 
 NOW = FakeClock().wall()
+WHOLE = re.compile("inbox_stops|queues_parked")
 FINISHED = 100_000
 DEEP = 100_000
 STREAMS = 10_000
@@ -84,18 +85,21 @@ def explained(database: Database) -> Iterator[list[tuple[str, str]]]:
 def walks(plan: str) -> list[str]:
     """The places of a plan at which a table of ours, or an index of one, is read from end to end.
 
-    Not the index of stops that nobody has seen to: it holds nothing else, and is looked at as a whole.
+    Not the indexes of stops that nobody has seen to and of parked streams: they hold nothing else, and are looked at
+    as a whole.
     """
     places = [place.strip() for place in re.split(r"-> |\n(?=\S)", plan)]
     return [
         place
         for place in places
         if re.search(r"Seq Scan on (\w+\.)?postroad", place)
-        or re.search(r"^SCAN (?!json_each|win|walk|front|CONSTANT ROW)", place)
+        or re.search(
+            r"^SCAN (?!q USING (COVERING )?INDEX postroad_queues_parked|json_each|win|walk|front|CONSTANT ROW)", place
+        )
         or (
             re.search(r"Index (Only )?Scan .*on (\w+\.)?postroad", place)
             and "Index Cond" not in place
-            and "inbox_stops" not in place
+            and not WHOLE.search(place)
         )
     ]
 

@@ -16,27 +16,47 @@ from postroad.testing.simulation.ledger import Answer
 from postroad.testing.simulation.seeds import play
 from postroad.testing.simulation.sink import Begun
 from tests.simulation.bad_gates import BAD_GATES
+from tests.simulation.bad_tools import BAD_TOOLS
 from tests.simulation.picking import change, first, sent, start_of
 
 SEED = 126
+CONVERSATIONS = 108
+OTHERS = ("landed", "rang", "purged", "tombstones", "audit", "gate_log", "operations", "deleted", "late")
 
 
 @pytest.fixture(scope="module")
 def recorded() -> History:
     """The end of a seed in which much has happened."""
-    verdict = play(SEED)
-    assert verdict.error is None
-    assert verdict.history is not None
-    return verdict.history
+    return ended(SEED)
+
+
+@pytest.fixture(scope="module")
+def spoken() -> History:
+    """The end of a seed in which turns called tools, and people stopped and deleted streams."""
+    return ended(CONVERSATIONS)
 
 
 @pytest.fixture
 def history(recorded: History) -> History:
     """The same with rows that can be changed."""
-    loose = {
-        name: [SimpleNamespace(**row._asdict()) for row in getattr(recorded, name)]
-        for name in (*TABLES, "landed", "rang", "purged", "tombstones", "audit", "gate_log")
-    }
+    return loosened(recorded)
+
+
+@pytest.fixture
+def conversations(spoken: History) -> History:
+    """The same with rows that can be changed."""
+    return loosened(spoken)
+
+
+def ended(seed: int) -> History:
+    verdict = play(seed)
+    assert verdict.error is None
+    assert verdict.history is not None
+    return verdict.history
+
+
+def loosened(recorded: History) -> History:
+    loose = {name: [SimpleNamespace(**row._asdict()) for row in getattr(recorded, name)] for name in (*TABLES, *OTHERS)}
     return msgspec.structs.replace(
         recorded,
         **loose,
@@ -44,6 +64,7 @@ def history(recorded: History) -> History:
         arrivals=list(recorded.arrivals),
         rung=list(recorded.rung),
         tried=list(recorded.tried),
+        handled=list(recorded.handled),
         sends=list(recorded.sends),
         deeds=copy.deepcopy(recorded.deeds),
         turned_away=list(recorded.turned_away),
@@ -267,7 +288,8 @@ BAD: dict[str, Callable[[History], None]] = {
     "L10": count_wrong,
     "I1": die_unseen,
     "I2": lambda h: h.inbox.append(
-        SimpleNamespace(stream=h.log[0].stream, event_id=h.log[0].entry_id, reason=None, position=10_000, front=1)
+        SimpleNamespace(stream=h.log[0].stream, event_id=h.log[0].entry_id, reason=None, position=10_000, front=1,
+                        kind="x")
     ),
     "I3": swap_two_events,
     "I4": change(published, data='"other"'),
@@ -314,9 +336,9 @@ BAD: dict[str, Callable[[History], None]] = {
 }  # fmt: skip
 
 
-def test_the_recorded_history_is_good(history: History) -> None:
+def test_the_recorded_history_is_good(history: History, conversations: History) -> None:
     """The neighbour of all the bad histories breaks no invariant."""
-    assert violations(history) == []
+    assert violations(history) == violations(conversations) == []
 
 
 @pytest.mark.parametrize("code", BAD)
@@ -326,6 +348,13 @@ def test_a_bad_history_is_seen(history: History, code: str) -> None:
     assert code in {wrong.partition(" ")[0] for wrong in violations(history)}
 
 
+@pytest.mark.parametrize("code", BAD_TOOLS)
+def test_a_bad_conversation_is_seen(conversations: History, code: str) -> None:
+    """The invariant of this name is what the changed history breaks, perhaps with others."""
+    BAD_TOOLS[code](conversations)
+    assert code in {wrong.partition(" ")[0] for wrong in violations(conversations)}
+
+
 def test_every_checker_has_a_bad_history() -> None:
     """No checker is trusted that was never seen to fail."""
-    assert {name.partition(" ")[0] for name in CHECKS} == set(BAD)
+    assert {name.partition(" ")[0] for name in CHECKS} == {*BAD, *BAD_TOOLS}

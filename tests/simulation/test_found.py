@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from postroad import Dispatch, Kind, Postroad, Turn
 from postroad.engine.worker import Worker
 from postroad.model.clock import SECOND, FakeClock
-from postroad.model.errors import CommitUnknown
-from postroad.store import migrations, queues
+from postroad.model.errors import CommitUnknown, GiveUp
+from postroad.store import log, migrations, operations, queues
 from postroad.store.database import Database
 from postroad.store.executor import Inline
 from postroad.testing import Harness
@@ -104,3 +107,113 @@ async def test_a_loop_that_cannot_finish_hinders_no_other(post: Postroad) -> Non
     stop.set()
     await runtime.run(stop)
     assert finished == [loop.name for loop in others]
+
+
+def test_a_parked_stream_that_is_deleted_is_let_go(post: Postroad, clock: FakeClock) -> None:
+    """What waits in a parked stream ends with its deletion, also where nothing else is to do: nobody resolves it."""
+
+    @post.tool(effect="unsafe")
+    async def pay() -> None: ...
+
+    @post.turn("desk", when_interrupted="park")
+    async def desk(turn: Turn) -> None:
+        await turn.call(pay)
+        raise GiveUp("planned")
+
+    def state() -> str:
+        row = post.streams.get("desk/1")
+        assert row is not None
+        return row.state
+
+    with post.begin() as tx:
+        tx.publish("desk/1", NOTE, {"n": 1}, key="n")
+    run_worker(post, clock, poll=1 * SECOND, seconds=5)
+    assert state() == "parked"
+    with post.begin() as tx:
+        tx.delete_stream("desk/1")
+    run_worker(post, clock, poll=1 * SECOND, seconds=30)
+    assert state() == "idle"
+
+
+def test_a_call_whose_start_was_not_answered_in_time_counts(post: Postroad, clock: FakeClock) -> None:
+    """A turn whose deadline passes while a call's start is being recorded has called: its set is not split."""
+    called = []
+
+    @post.tool(effect="unsafe")
+    async def pay() -> None:
+        called.append(1)
+
+    @post.turn("desk", timeout=3, attempts=1)
+    async def desk(turn: Turn) -> None:
+        await turn.call(pay)
+
+    real = post.database.agroup
+
+    async def slow(verb: Any, item: Any) -> Any:
+        done = await real(verb, item)
+        if verb is operations.START:
+            await asyncio.sleep(60)
+        return done
+
+    with post.begin() as tx:
+        tx.publish("desk/1", NOTE, {"n": 1})
+        tx.publish("desk/1", NOTE, {"n": 2})
+    with patch.object(post.database, "agroup", slow):
+        run_worker(post, clock, poll=1 * SECOND, seconds=20)
+    entries = post.database.read(log.last, "desk/1")
+    assert [entry.kind for entry in entries] == ["note", "note", "postroad.interrupted"]
+    assert [call["tool"] for call in entries[-1].data["operations"]] == ["pay"]
+    assert called == []
+
+
+def test_a_keyed_call_whose_end_was_not_recorded_keeps_its_key(post: Postroad, clock: FakeClock) -> None:
+    """The answers of both attempts to record a call's end are lost: a handler that calls again does so with its key."""
+    keys = []
+
+    @post.tool(effect="keyed")
+    async def book(*, key: str = "") -> None:
+        keys.append(key)
+
+    @post.turn("desk")
+    async def desk(turn: Turn) -> None:
+        with suppress(CommitUnknown):
+            await turn.call(book)
+        await turn.call(book)
+
+    real, lost = post.database.agroup, [1, 2]
+
+    async def loses(verb: Any, item: Any) -> Any:
+        done = await real(verb, item)
+        if verb is operations.FINISH and lost:
+            lost.pop()
+            raise CommitUnknown("simulated")
+        return done
+
+    with post.begin() as tx:
+        tx.publish("desk/1", NOTE, {"n": 1})
+    with patch.object(post.database, "agroup", loses):
+        run_worker(post, clock, poll=1 * SECOND, seconds=5)
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+
+
+def test_calls_that_fail_together_keep_their_keys(post: Postroad, clock: FakeClock) -> None:
+    """Two equal calls at once that both fail are made again with the keys that they had."""
+    keys = []
+
+    @post.tool(effect="keyed")
+    async def book(*, key: str = "") -> None:
+        keys.append(key)
+        if len(keys) < 3:
+            raise ConnectionResetError
+
+    @post.turn("desk")
+    async def desk(turn: Turn) -> None:
+        await asyncio.gather(turn.call(book), turn.call(book), return_exceptions=True)
+        await asyncio.gather(turn.call(book), turn.call(book))
+
+    with post.begin() as tx:
+        tx.publish("desk/1", NOTE, {"n": 1})
+    run_worker(post, clock, poll=1 * SECOND, seconds=5)
+    assert len(keys) == 4
+    assert set(keys[:2]) == set(keys[2:])

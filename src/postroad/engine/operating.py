@@ -51,7 +51,7 @@ class Operating:
         self._patiently = patiently
         self._left = history(rows)
         self._ordinal = max((row.ordinal for row in rows), default=0)
-        self._failed_keys: dict[tuple[str, str], str] = {}
+        self._open_keys: dict[tuple[str, str], list[str]] = {}
         self._own: dict[int, OperationRow] = {}
         self.earlier: tuple[OperationRow, ...] = tuple(self._left)
         self.stopped: TurnStopped | None = None
@@ -113,7 +113,9 @@ class Operating:
         try:
             await self._record(operations.START, operations.Start(hold=self._hold, row=row))
         except Exception as error:
-            if not isinstance(error, CommitUnknown):
+            if isinstance(error, CommitUnknown):
+                self._keep_key(row)
+            else:
                 del self._own[row.ordinal]  # nothing was written
             raise
 
@@ -152,14 +154,18 @@ class Operating:
         return None
 
     def _key(self, tool: Tool[..., Any], arguments: str, found: OperationRow | None) -> str | None:
-        """A call that failed and is made once more in this run keeps its key: it may have happened."""
+        """A call that is made once more in this run, because it seemed to fail, keeps its key: it may have happened."""
         if tool.effect != "keyed":
             return None
         said = canonical(arguments)
         if found is not None and found.key is not None:
             return found.key
-        failed = self._failed_keys.pop((tool.name, said), None)
-        return failed or ids.operation_key(self._claim.turn_id, self._ordinal, tool.name, said)
+        kept = self._open_keys.get((tool.name, said))
+        return kept.pop(0) if kept else ids.operation_key(self._claim.turn_id, self._ordinal, tool.name, said)
+
+    def _keep_key(self, row: OperationRow) -> None:
+        if row.key is not None:
+            self._open_keys.setdefault((row.tool, canonical(row.arguments)), []).append(row.key)
 
     async def _run(self, tool: Tool[..., Any], row: OperationRow) -> Any:
         outcome = await self._outcome(tool, row)
@@ -172,12 +178,15 @@ class Operating:
             status=CallStatus.FAILED if failed else CallStatus.FINISHED,
             result=safe_error(outcome) if failed else str(outcome),
         )
-        await self._record(operations.FINISH, end)
+        try:
+            await self._record(operations.FINISH, end)
+        except Exception:
+            self._keep_key(row)
+            raise
         self._own[row.ordinal] = replace(row, status=end.status, result=end.result)
         failpoint("tool.recorded")
         if isinstance(outcome, BaseException):
-            if row.key is not None:
-                self._failed_keys[tool.name, canonical(row.arguments)] = row.key
+            self._keep_key(row)
             raise outcome
         return tool.result(outcome)
 

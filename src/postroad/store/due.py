@@ -20,8 +20,10 @@ _STREAMS = Statement("""
             WHERE q.type = value AND q.until IS NOT NULL ORDER BY q.until LIMIT 1) AS known,
     (SELECT i.ready_at FROM {p}inbox AS i
      WHERE i.type = value AND i.front = 1 AND i.reason IS NULL ORDER BY i.ready_at, i.position LIMIT 1) AS fresh,
-    (SELECT 1 FROM {p}inbox AS i
-     WHERE i.kind = 'postroad.stop' AND i.reason IS NULL AND coalesce(i.type, '-') = value LIMIT 1) AS stopped
+    coalesce((SELECT 1 FROM {p}inbox AS i
+     WHERE i.kind = 'postroad.stop' AND i.reason IS NULL AND coalesce(i.type, '-') = value LIMIT 1),
+     (SELECT 1 FROM {p}queues AS q WHERE q.until IS NULL AND coalesce(q.type, '-') = value
+      AND (SELECT s.deleted_at FROM {p}streams AS s WHERE s.id = q.stream) IS NOT NULL LIMIT 1)) AS stopped
     FROM {list:types}
 """)
 _SENDS = Statement("""
@@ -41,7 +43,10 @@ _MOMENTS = Statement("""
 
 
 class DueStreams(NamedTuple):
-    """When a stream of a type may have a turn to run, None: none is to come; whether people have stopped any."""
+    """When a stream of a type may have a turn to run, None: none is to come; whether people have ended any meanwhile.
+
+    That is, whether there are streams that were stopped, or deleted while they were parked.
+    """
 
     at: int | None
     stopped: bool

@@ -109,6 +109,8 @@ queues = Table(
 )
 Index(PREFIX + "queues_until", queues.c.type, queues.c.until,
       postgresql_where=text("until IS NOT NULL"), sqlite_where=text("until IS NOT NULL"))  # fmt: skip
+Index(PREFIX + "queues_parked", queues.c.stream,
+      postgresql_where=text("until IS NULL"), sqlite_where=text("until IS NULL"))  # fmt: skip
 
 outbox = Table(
     PREFIX + "outbox",

@@ -28,7 +28,10 @@ _WITHDRAW = Statement(
 )
 _ASKED = Statement(
     "SELECT q.stream, q.claim_token, q.picked, i.position FROM {p}inbox i JOIN {p}queues q ON q.stream = i.stream "
-    f"WHERE {_UNSEEN} AND q.type {{in_list:types}} AND q.picked IS NOT NULL"
+    f"WHERE {_UNSEEN} AND q.type {{in_list:types}} AND q.picked IS NOT NULL "
+    "UNION ALL SELECT q.stream, NULL, q.picked, NULL FROM {p}queues q "
+    "WHERE q.until IS NULL AND coalesce(q.type, '-') {in_list:parked} "
+    "AND (SELECT s.deleted_at FROM {p}streams s WHERE s.id = q.stream) IS NOT NULL"
 )
 _HURRY = Statement(
     "UPDATE {p}queues SET until = :now WHERE stream {in_list:streams} AND state IN ('backoff', 'parked')"
@@ -72,9 +75,9 @@ def stop_by(conn: Connection, stream: str, *, token: str, by: Operator, now: int
 
 
 def asked(conn: Connection, types: Sequence[str]) -> list[Asked]:
-    """Streams of these types that were stopped after their turn was begun."""
-    rows = _ASKED(conn, types=as_json(types))
-    behind = {row.stream: row for row in rows if is_behind(row.picked, row.position)}
+    """Streams of these types that were stopped after their turn was begun, or deleted while it was parked."""
+    rows = _ASKED(conn, types=as_json(types), parked=as_json(types))
+    behind = {row.stream: row for row in rows if row.position is None or is_behind(row.picked, row.position)}
     return [Asked(stream=stream, claim_token=row.claim_token) for stream, row in behind.items()]
 
 

@@ -162,6 +162,7 @@ CREATE TABLE {p}queues (
     PRIMARY KEY (stream),
     CONSTRAINT postroad_queues_token CHECK ((claim_token IS NULL) = (state <> 'claimed'))
 );
+CREATE INDEX postroad_queues_parked ON {p}queues (stream) WHERE until IS NULL;
 CREATE INDEX postroad_queues_until ON {p}queues (type, until) WHERE until IS NOT NULL;
 CREATE TABLE {p}rates (
     kind TEXT NOT NULL,

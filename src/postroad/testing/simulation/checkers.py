@@ -9,6 +9,8 @@ from postroad.testing.simulation import (
     checks_log,
     checks_operators,
     checks_outbox,
+    checks_streams,
+    checks_tools,
     checks_turns,
 )
 from postroad.testing.simulation.history import History
@@ -16,13 +18,17 @@ from postroad.testing.simulation.history import History
 Check = Callable[[History], Iterator[str]]
 _CODE = re.compile(r"[a-z]\d+")
 
+_MODULES = (
+    checks_log, checks_turns, checks_tools, checks_streams, checks_outbox, checks_acks, checks_operators, checks_gates,
+)  # fmt: skip
+
 
 class InvariantBroken(AssertionError):
     """An invariant does not hold."""
 
 
 def _checks() -> Iterator[tuple[str, Check]]:
-    for module in (checks_log, checks_turns, checks_outbox, checks_acks, checks_operators, checks_gates):
+    for module in _MODULES:
         for name, value in vars(module).items():
             code, _, rest = name.partition("_")
             if _CODE.fullmatch(code):

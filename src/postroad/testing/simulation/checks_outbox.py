@@ -301,11 +301,11 @@ def o16_one_result(h: History) -> Iterator[str]:
 
 
 def o17_outcome_routed(h: History) -> Iterator[str]:
-    """How a dispatch of a stream ended is an event of the stream, from the same moment on."""
+    """How a dispatch of a stream ended is an event of the stream, from the same moment on, unless it is deleted."""
     known = h.known
     for row in h.dispatches:
         told = (row.stream, outcome_id(row.key, row.epoch, row.status)) in known
-        if row.stream and row.status in TERMINAL and not told:
+        if row.stream and row.status in TERMINAL and not told and row.stream not in h.gone:
             yield f"{row.key} is {row.status} and {row.stream} was not told"
 
 

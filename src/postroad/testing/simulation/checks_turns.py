@@ -11,7 +11,7 @@ from postroad.model.lifecycle import Status
 from postroad.testing.simulation.history import History, grouped
 from postroad.testing.simulation.workload import AUDIT, NOTED, REPLACED, Noted, Order, Step
 
-_WRITING_ENDS = frozenset({"committed", "failed"})
+_WRITING_ENDS = frozenset({"committed", "failed", "stopped"})
 
 
 def t1_single_effect(h: History) -> Iterator[str]:

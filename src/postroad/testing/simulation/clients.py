@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import text
 
 from postroad.model.entropy import SeededEntropy
-from postroad.model.errors import CommitUnknown, KeyConflict, Refused, TimerConflict
+from postroad.model.errors import CommitUnknown, KeyConflict, Refused, StreamDeleted, TimerConflict
 from postroad.testing.simulation.draws import Draws
 from postroad.testing.simulation.ledger import Answer, Call, Ledger
 from postroad.testing.simulation.options import Options
@@ -46,6 +46,10 @@ class Clients:
     def keys(self) -> list[str]:
         """Keys of dispatches that somebody has asked for, or will perhaps; the latest last."""
         return self._draws.keys
+
+    def leave(self, stream: str) -> None:
+        """A stream is deleted: write elsewhere, most of the time."""
+        self._draws.leave(stream)
 
     def offer(self, stream: str, key: str, order: Order) -> list[Call]:
         """A block of one call that publishes this order, begun; `make` it."""
@@ -119,7 +123,7 @@ class Clients:
             self._end(block, Answer.INFO, type(error).__name__)
         except (Crash, asyncio.CancelledError) as error:
             self._note(f"block {block[0].block}: no answer, {type(error).__name__}")
-        except (KeyConflict, TimerConflict) as error:
+        except (KeyConflict, TimerConflict, StreamDeleted) as error:
             self._end(block, Answer.REFUSED, type(error).__name__)
         except Refused as error:
             self._end(block, Answer.REFUSED, f"unexpected {type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ Act = Callable[[Process, "Deed"], Awaitable[None]]
 
 
 class Deed(msgspec.Struct, kw_only=True):
-    """One deed: an ack, an app's withdraw, or an operator's retry, resolve, replay, withdraw or purge.
+    """One deed: an ack, an app's withdraw, a user's stop or delete of a stream, or what an operator does.
 
     `subject`: the dispatch's id, '' if a filter chose; of an app's withdraw its key. `epoch`: that of an ack's token.
     `done`: how many dispatches it has changed, as its doer was told.

@@ -4,9 +4,13 @@ from collections.abc import Iterator
 
 from postroad.model.entropy import Entropy
 from postroad.testing.simulation.options import Options
-from postroad.testing.simulation.workload import AUDIT, BY_NAME, LOAD, Message, Order, Step, stream_types
+from postroad.testing.simulation.toolbox import BOOK, LOOK, PAY, STORE, Call
+from postroad.testing.simulation.workload import AUDIT, BY_NAME, CHAT, DESK, LOAD, Message, Order, Step, stream_types
 
 VERBS = (*["send"] * 4, *["timer"] * 2, "rearm", *["cancel"] * 2, "publish", "write", "withdraw")
+TOOLS = (LOOK, STORE, BOOK, BOOK, PAY)
+CALL_ENDS = ("ok", "raise", "raise", "refuse", "slow", "stuck")
+TROUBLE_AFTER_TOOLS = 0.3
 LANES = ("lane a", "lane b", "lane c")
 
 
@@ -19,11 +23,20 @@ class Draws:
         self.entropy = entropy
         self.keys: list[str] = []
         self.timers: list[tuple[str, str]] = []
+        self._left: dict[str, int] = {}
 
     def stream(self) -> str:
         """The name of one of the streams."""
         number = int(self._options.streams * self.entropy.fraction())
-        return f"{self.choice((LOAD, LOAD, *self._types))}/{number}"
+        stream = f"{self.choice((LOAD, LOAD, *self._types))}/{number}"
+        if stream in self._left and self.chance(0.8):
+            return f"{stream}.{self._left[stream]}"
+        return stream
+
+    def leave(self, stream: str) -> None:
+        """A stream is deleted: most of what would go there goes to a new one from now on."""
+        first = stream.partition(".")[0]
+        self._left[first] = self._left.get(first, 0) + 1
 
     def choice(self, among: tuple[str, ...]) -> str:
         """One of these."""
@@ -37,8 +50,13 @@ class Draws:
         """What an event with this id could want."""
         if stream.startswith(AUDIT):
             return Order()
-        trouble = self.chance(self._options.turn_trouble)
+        calls: list[Call] = []
+        if stream.startswith((CHAT, DESK)) and self.chance(self._options.tools):
+            calls = [self._call(f"{name}.{number}") for number in range(1 + int(3 * self.entropy.fraction()))]
+        trouble = self.chance(max(self._options.turn_trouble, TROUBLE_AFTER_TOOLS if calls else 0))
         return Order(
+            calls=calls,
+            together=bool(calls) and self.chance(0.25),
             steps=list(self._steps(stream, name)),
             think=round(self._options.think * self.entropy.fraction(), 3),
             plan=[self.choice(("raise", "later", "exit", "giveup"))] * int(1 + 4 * self.entropy.fraction())
@@ -83,6 +101,18 @@ class Draws:
                 own = [key for owner, key in self.timers[-8:] if owner == stream]
                 return Step(do, self.choice(tuple(own)) if own else name, after=self._after())
         return Step(do, name)
+
+    def _call(self, name: str) -> Call:
+        plan = [self.choice(CALL_ENDS) for _ in range(1 + int(2 * self.entropy.fraction()))] + ["ok"]
+        return Call(
+            name=name,
+            tool=self.choice(TOOLS),
+            plan=plan if self.chance(0.3) else [],
+            take=round(self.entropy.fraction(), 3) if self.chance(0.3) else 0,
+            times=2 if self.chance(0.2) else 1,
+            calmly=self.chance(0.5),
+            otherwise=self.choice(("leave", "change", "add")) if self.chance(0.3) else "",
+        )
 
     def _lane(self) -> str:
         return self.choice(LANES) if self.chance(self._options.lanes) else ""

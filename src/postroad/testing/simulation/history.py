@@ -15,6 +15,7 @@ from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.outages import Outage
 from postroad.testing.simulation.sink import Arrival, Begun
+from postroad.testing.simulation.toolbox import Handled, Happened
 from postroad.testing.simulation.workload import ORDER, Order
 
 Rows = list[Any]
@@ -26,13 +27,20 @@ _ORDER = {
 }  # fmt: skip
 _SELECT = {name: Statement(f"SELECT * FROM {{p}}{name} ORDER BY {_ORDER[name]}") for name in TABLES}
 
+_PARKED = text(
+    "SELECT q.stream, (SELECT count(*) FROM postroad_inbox i WHERE i.stream = q.stream AND i.reason IS NULL) "
+    "FROM postroad_queues q LEFT JOIN postroad_streams s ON s.id = q.stream "
+    "WHERE q.state = 'parked' AND s.deleted_at IS NULL ORDER BY q.stream"
+)
 _TOMBSTONES = Statement("SELECT * FROM {p}tombstones ORDER BY scope, key")
 _AUDIT = Statement("SELECT * FROM {p}audit ORDER BY id")
+_OPERATIONS = Statement("SELECT * FROM {p}operations ORDER BY turn_id, ordinal")
 _OUTBOX = [column.name for column in schema.outbox.columns]
 
 # What the product's own tables don't keep, or only as the product says it: the place in the inbox of each event
 # that landed, when a timer's event came, by the simulation's own clock (`sim_now`, defined per connection), what
-# a dispatch was when its row was deleted, and what was done to gates, each after which row of history (`place`).
+# a dispatch was when its row was deleted, and what was done to gates, each after which row of history (`place`);
+# how far a stream was when it was deleted, and what was written of tool calls under a claim that was over.
 INSTRUMENTS = (
     "CREATE TABLE sim_written (name TEXT PRIMARY KEY)",
     "CREATE TABLE sim_landed (stream TEXT, seq INTEGER, position INTEGER)",
@@ -47,6 +55,18 @@ INSTRUMENTS = (
     f"VALUES ({', '.join(f'OLD.{name}' for name in _OUTBOX)}); END",
     "CREATE TABLE sim_gates (number INTEGER PRIMARY KEY, place INTEGER, at INTEGER, did TEXT, kind TEXT, host TEXT, "
     "until INTEGER, failures INTEGER)",
+    "CREATE TABLE sim_deleted (stream TEXT, version INTEGER, position INTEGER, runs INTEGER)",
+    "CREATE TRIGGER sim_deleting AFTER UPDATE OF deleted_at ON postroad_streams BEGIN "
+    "INSERT INTO sim_deleted SELECT NEW.id, NEW.version, max(coalesce((SELECT max(position) FROM postroad_inbox), 0), "
+    "coalesce((SELECT max(position) FROM sim_landed), 0)), "
+    "(SELECT count(*) FROM postroad_runs WHERE stream = NEW.id); END",
+    "CREATE TABLE sim_late (did TEXT, run_id TEXT, tool TEXT)",
+    *(
+        f"CREATE TRIGGER sim_call_{verb} AFTER {when} ON postroad_operations "
+        "WHEN (SELECT end_reason FROM postroad_runs WHERE run_id = NEW.run_id) IS NOT NULL BEGIN "
+        f"INSERT INTO sim_late VALUES ('{verb}', NEW.run_id, NEW.tool); END"
+        for verb, when in (("start", "INSERT"), ("end", "UPDATE OF status"))
+    ),
     *(
         f"CREATE TRIGGER sim_gate_{verb} AFTER {verb} ON postroad_gates BEGIN "
         "INSERT INTO sim_gates (place, at, did, kind, host, until, failures) "
@@ -82,6 +102,10 @@ class History(msgspec.Struct, kw_only=True, dict=True):
     alerts: Rows = []
     gates: Rows = []
     gate_log: Rows = []
+    operations: Rows = []
+    deleted: Rows = []
+    late: Rows = []
+    began: list[str] = []
     written: set[str] = set()
     landed: Rows = []
     rang: Rows = []
@@ -95,6 +119,8 @@ class History(msgspec.Struct, kw_only=True, dict=True):
     arrivals: list[Arrival] = []
     rung: list[Any] = []
     tried: list[tuple[str, str, int]] = []
+    handled: list[Handled] = []
+    happened: list[Happened] = []
     ledger: Ledger
     before: "History | None" = None
     end: bool = False
@@ -136,6 +162,16 @@ class History(msgspec.Struct, kw_only=True, dict=True):
         return walked(self.transitions, self.gate_log, self.dispatches, self.audit)
 
     @cached_property
+    def gone(self) -> set[str]:
+        """The streams that were deleted."""
+        return {row.stream for row in self.deleted}
+
+    @cached_property
+    def calls(self) -> dict[str, Rows]:
+        """The recorded tool calls by turn, in order."""
+        return grouped(self.operations, "turn_id")
+
+    @cached_property
     def orders(self) -> dict[tuple[str, str], Order]:
         """Every order that there is, by stream and id."""
         rows = self.known.items()
@@ -162,12 +198,21 @@ def tables(conn: Connection) -> dict[str, Any]:
     return {name: list(select(conn)) for name, select in _SELECT.items()}
 
 
+def waiting_for_a_person(conn: Connection) -> dict[str, int]:
+    """The parked streams that are not deleted, and how many events wait in each."""
+    return dict(conn.execute(_PARKED).all())
+
+
 def operated(conn: Connection) -> dict[str, Any]:
-    """What operators have written, and which rows were deleted."""
+    """What operators and tool calls have written, and what was deleted; the runs as they began, whatever the clock."""
     return {
         "purged": list(conn.execute(text("SELECT * FROM sim_purged ORDER BY id"))),
         "tombstones": list(_TOMBSTONES(conn)),
         "audit": list(_AUDIT(conn)),
+        "operations": list(_OPERATIONS(conn)),
+        "deleted": list(conn.execute(text("SELECT * FROM sim_deleted ORDER BY stream"))),
+        "late": list(conn.execute(text("SELECT * FROM sim_late ORDER BY rowid"))),
+        "began": list(conn.execute(text("SELECT run_id FROM postroad_runs ORDER BY rowid")).scalars()),
     }
 
 

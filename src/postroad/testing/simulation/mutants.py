@@ -35,7 +35,7 @@ from postroad.store import (
     turns,
 )
 from postroad.store.statements import Statement
-from postroad.testing.simulation import mutants_gates, mutants_people
+from postroad.testing.simulation import mutants_gates, mutants_people, mutants_tools
 from postroad.testing.simulation.planting import Mutant, into
 
 MUTANTS: dict[str, Mutant] = {}
@@ -361,4 +361,4 @@ def keeps_what_was_refused() -> AbstractContextManager[object]:
     return patch.object(groups, "_guarded", guarded)
 
 
-MUTANTS |= mutants_people.MUTANTS | mutants_gates.MUTANTS
+MUTANTS |= mutants_people.MUTANTS | mutants_gates.MUTANTS | mutants_tools.MUTANTS

@@ -10,7 +10,7 @@ OPERATIONS = 200
 TROUBLES = (
     "kills", "shutdowns", "pauses", "jumps", "crash_statement", "crash_failpoint", "crash_send", "lost_commit",
     "latency", "gathers", "send_trouble", "turn_trouble", "repeats", "think", "lanes", "acks", "regrets", "operators",
-    "gates", "rates",
+    "gates", "rates", "tools", "stops", "deletions",
 )  # fmt: skip
 
 
@@ -22,7 +22,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `acks`: the share of dispatches that ask for an acknowledgement; `regrets` and `operators`: how often after a block
     a program withdraws something, and an operator does something. `gates`: how often after a block a host or a whole
     kind goes down for a while; `rates`: the attempts a second that one kind has, and another one to each host; 0: as
-    many as there are.
+    many as there are. `tools`: the share of orders in conversations that call tools; 0: there are no conversations.
+    `stops` and `deletions`: how often after a block a person stops, and deletes, a conversation.
 
     Each fault is on in about half of the seeds (Groce and others, "Swarm Testing", ISSTA 2012): faults that
     are always on hide what only happens without them.
@@ -65,6 +66,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     operators: float
     gates: float
     rates: float
+    tools: float
+    stops: float
+    deletions: float
 
 
 def draw(seed: int, *, operations: int = OPERATIONS, without: Iterable[str] = ()) -> Options:
@@ -115,4 +119,7 @@ def _drawn(seed: int, operations: int) -> Options:
         operators=sometimes(rng.choice((0.3, 0.8))),
         gates=sometimes(rng.choice((0.06, 0.2))),
         rates=sometimes(rng.choice((2, 20))),
+        tools=sometimes(rng.choice((0.4, 0.8))),
+        stops=sometimes(rng.choice((0.05, 0.2))),
+        deletions=sometimes(rng.choice((0.03, 0.1))),
     )

@@ -4,7 +4,7 @@ Each of them acts through whatever process lives, and dies with it; what got no 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from functools import partial
 from random import Random
@@ -16,6 +16,7 @@ from postroad.testing.simulation.consumer import Consumer, ack, deed_of
 from postroad.testing.simulation.deeds import Act, Deed, carry_out
 from postroad.testing.simulation.gatekeeper import Gatekeeper
 from postroad.testing.simulation.ledger import Answer
+from postroad.testing.simulation.minding import Minder
 from postroad.testing.simulation.operating import Operator
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.outages import Outages
@@ -59,6 +60,7 @@ class People:
         self._consumer = Consumer(Random(f"{seed}/consumer"))
         self._operator = Operator(Random(f"{seed}/operator"))
         self._gatekeeper = Gatekeeper(Random(f"{seed}/gatekeeper"))
+        self._minder = Minder(Random(f"{seed}/minder"), clients.leave)
         self._published = 0
 
     def got(self, dispatch: Dispatch[Message]) -> None:
@@ -86,6 +88,19 @@ class People:
         if options.gates and self._rng.random() < OPENED:
             after = self._rng.random() * OPERATED_WITHIN
             self._later(after, partial(self._do, self._gatekeeper.deed(), self._gatekeeper.act))
+
+        for deed in self._minder.deeds(options):
+            self._later(self._rng.random() * REGRETTED_WITHIN, partial(self._do, deed, self._minder.act))
+
+    def begun(self, stream: str) -> None:
+        """A turn of a stream has begun: somebody may stop or delete it."""
+        for after, deed in self._minder.during(self._here.options, stream):
+            self._later(after, partial(self._do, deed, self._minder.act))
+
+    def relieve(self, streams: Sequence[str]) -> None:
+        """Nothing goes on but what an operator lets go on: that is what one does now."""
+        for stream in streams:
+            self._later(0, partial(self._do, self._minder.resolution(stream), self._minder.act))
 
     def _later(self, after: float, begin: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
         """Begin something after a while through one of those that live then; it is no part of whoever runs now."""

@@ -17,6 +17,8 @@ from postroad.store.database import Database
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.outages import Outages
 from postroad.testing.simulation.stepped import SteppedCalls, SteppedDatabase, SteppedKeeper
+from postroad.testing.simulation.toolbox import Handled, Who
+from postroad.testing.simulation.toolbox import World as Tools
 from postroad.testing.simulation.workload import SECRET, Message, Outside, declare
 
 CURRENT: ContextVar["Process | None"] = ContextVar("simulated process", default=None)
@@ -57,6 +59,15 @@ class World(Protocol):
 
     def tried(self, stream: str, turn: str, attempt: int) -> None:
         """A handler was called."""
+
+    def handled(self, handled: Handled) -> None:
+        """A handler was called with these events."""
+
+    def asked(self, tool: str, name: str) -> int:
+        """A tool was called with this name; how often it was by now."""
+
+    def happened(self, process: "Process", who: Who, tool: str, name: str, key: str) -> int:
+        """A tool does its work: may raise Crash before and after."""
 
     def rang(self, alert: Alert) -> None:
         """An alert has rung."""
@@ -105,8 +116,9 @@ class Process:
         self.database = SteppedDatabase(world.url, clock=world.clock, place=self)
         self.post = Postroad(world.url, secret_key=SECRET)
         outside = Outside(
-            reach=self._reach, arrive=self._arrive, tried=world.tried, ring=world.rang, alive=lambda: not self.dead
-        )
+            reach=self._reach, arrive=self._arrive, tried=world.tried, ring=world.rang, alive=lambda: not self.dead,
+            handled=world.handled, tools=Tools(world.asked, self._happen) if world.options.tools else None,
+        )  # fmt: skip
         declare(self.post, world.options, outside, faxes=faxes)
         self.post._opened = self.database
         self.post.entropy = SeededEntropy(seed)
@@ -166,6 +178,10 @@ class Process:
             self.world.note(f"{dispatch.key} of {self.name}: {refusal.reason}")
             self.world.at_send(self, "before")
             raise refusal
+
+    def _happen(self, who: Who, tool: str, name: str, key: str) -> int:
+        self.check_alive()
+        return self.world.happened(self, who, tool, name, key)
 
     def _arrive(self, dispatch: Dispatch[Message]) -> None:
         self.check_alive()

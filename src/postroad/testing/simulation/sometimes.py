@@ -2,24 +2,26 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
+from postroad.engine.endings import STOPPED
 from postroad.model.failpoints import FAILPOINTS
 from postroad.model.lifecycle import Reason, RunEnd, Status, TimerStatus
+from postroad.model.operations import EFFECTS, CallStatus
+from postroad.store.queues import STREAM_DELETED
+from postroad.store.resolving import HOW
+from postroad.store.stopping import WITHDRAWN
 from postroad.store.transitions import STALE
 from postroad.testing.simulation.deeds import Deed
-from postroad.testing.simulation.history import History, grouped
+from postroad.testing.simulation.history import History, about, grouped
 from postroad.testing.simulation.ledger import Answer
+from postroad.testing.simulation.minding import RESOLVE
 from postroad.testing.simulation.operating import ACTOR
 from postroad.testing.simulation.outages import asked_to_wait, named
 from postroad.testing.simulation.workload import REPLACED
 
-# The schema is made before a run begins, all that has happened is kept; and there are no tools, no streams that are
-# deleted and no turns that are stopped.
-_REACHED_ELSEWHERE = frozenset({
-    "migration.statement", "retention.ended", "turns.deleted", "turns.attached",
-    "tool.before_start", "tool.started", "tool.returned", "tool.recorded",
-})  # fmt: skip
-_ENDS_ELSEWHERE = frozenset({RunEnd.STOPPED})
+# The schema is made before a run begins, and all that has happened is kept.
+_REACHED_ELSEWHERE = frozenset({"migration.statement", "retention.ended"})
 # What operators do is done, refused, or left without an answer.
 _OPERATED = {
     "an operator retries": "operator retry done",
@@ -50,12 +52,34 @@ _GATES = {
     "what was held is sent": "held delivered",
     "what is down asks to wait": "asked to wait",
 }
+_TOOLS = {
+    "a process dies before a tool does its work": "crash before a tool's work",
+    "a process dies after a tool did its work": "crash after a tool's work",
+    **{f"a call of a tool that is {effect} is of a run that was lost": f"lost {effect}" for effect in EFFECTS},
+    **{f"a recorded result is used again: {effect}": f"reused {effect}" for effect in EFFECTS},
+    "a keyed call is made again": "again keyed",
+    "a tool fails": "call failed",
+    "a tool does its work after its run is over": "happened late",
+    "a turn decides otherwise than one that acted": "stopped turn.interrupted.mismatch",
+    "a turn leaves out what was done": "stopped turn.interrupted.left_out",
+    "a turn that must not be run again stops": "stopped turn.interrupted.effects",
+    "a turn that acted is out of attempts": "stopped turn.dead.max_attempts",
+    "a stop ends a turn under way": "stopped running",
+    "a stop ends a turn that backs off": "stopped backing off",
+    "a stop ends a parked turn": "stopped parked",
+    "a stop withdraws what waits": f"dead {WITHDRAWN}",
+    **{f"an operator resolves a parked stream: {how}": f"operator {RESOLVE}{how} done" for how in HOW},
+    "a stream is deleted during a turn": "deleted running",
+    "a stream is deleted while events wait": f"dead {STREAM_DELETED}",
+    "what is published to a deleted stream is refused": "refused StreamDeleted",
+    "an outcome comes to a deleted stream": "outcome dropped",
+}
 
 # A state and the count that says how often it was reached.
 SOMETIMES: Mapping[str, str] = {
     **{f"a process dies at {name}": f"at {name}" for name in FAILPOINTS if name not in _REACHED_ELSEWHERE},
     **{f"a dispatch: {reason}": reason for reason in Reason},
-    **{f"a run ends: {end}": f"run {end}" for end in RunEnd if end not in _ENDS_ELSEWHERE},
+    **{f"a run ends: {end}": f"run {end}" for end in RunEnd},
     **{f"a call is answered: {answer}": f"call {answer}" for answer in Answer},
     "a timer is fired": f"timer {TimerStatus.FIRED}",
     "a timer is cancelled": f"timer {TimerStatus.CANCELLED}",
@@ -90,6 +114,7 @@ SOMETIMES: Mapping[str, str] = {
     "a program withdraws too late": "withdrawn too late",
     **_OPERATED,
     **_GATES,
+    **_TOOLS,
     "a key is offered again after its purge": "offered after purge",
     "a claim of a running turn is lost": "lease.lost",
     "a dispatch expires before its first attempt": "expired unattempted",
@@ -161,6 +186,46 @@ def _gates(h: History) -> Counter[str]:
     return counts
 
 
+def _called(h: History) -> Counter[str]:
+    """What became of tool calls."""
+    ends = {run.run_id: run for run in h.runs}
+    counts = Counter(f"{row.status} {row.effect}" for row in h.operations)
+    counts["call failed"] = sum(row.status == CallStatus.FAILED for row in h.operations)
+    lost = [row for row in h.operations if ends[row.run_id].end_reason == RunEnd.INTERRUPTED]
+    counts.update(f"lost {row.effect}" for row in lost if row.status == CallStatus.STARTED)
+    counts["again keyed"] = sum(
+        row.effect == "keyed" and row.repeats is not None and row.status != CallStatus.REUSED for row in h.operations
+    )
+    ended = {run_id: run.ended_at for run_id, run in ends.items() if run.ended_at is not None}
+    counts["happened late"] = sum(each.at > ended.get(each.who.run, each.at) for each in h.happened)
+    return counts
+
+
+def _stopped(h: History) -> Counter[str]:
+    """How turns were stopped, and when."""
+    counts: Counter[str] = Counter()
+    handled = {one.run for one in h.handled}
+    discarded = {row.turn_id for row in h.operations if row.resolved == "discard"}
+    latest: dict[str, Any] = {}
+    runs = {run.run_id: run for run in h.runs}
+    for run in map(runs.__getitem__, h.began):
+        before, latest[run.stream] = latest.get(run.stream), run
+        if run.end_reason != RunEnd.STOPPED or run.error is None:
+            continue
+        counts["deleted running"] += run.error == "its stream was deleted"
+        reason = run.error.partition(":")[0]
+        if reason != STOPPED:
+            counts[f"stopped {reason}"] += 1
+        elif run.run_id in handled:
+            counts["stopped running"] += 1
+        elif before is not None and before.turn_id == run.turn_id:
+            counts["stopped backing off"] += before.end_reason == RunEnd.FAILED
+            counts["stopped parked"] += before.end_reason == RunEnd.STOPPED and run.turn_id not in discarded
+    ended = [step for row in h.dispatches if row.stream in h.gone for step in h.stories[row.id]]
+    counts["outcome dropped"] = sum("outcome" in about(step) for step in ended)
+    return counts
+
+
 def reached(h: History) -> Counter[str]:
     """What a finished run has shown, by the names of the counts."""
     counts = Counter(f"run {run.end_reason}" for run in h.runs)
@@ -183,5 +248,7 @@ def reached(h: History) -> Counter[str]:
     counts.update(_acked(h))
     counts.update(_done(h))
     counts.update(_gates(h))
+    counts.update(_called(h))
+    counts.update(_stopped(h))
     counts["arrived again"] = sum(times > 1 for times in arrived.values())
     return counts

@@ -24,8 +24,11 @@ from postroad.model.folds import Fold
 from postroad.model.kinds import Kind
 from postroad.model.retry import Retry
 from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.toolbox import Call, Handled, World, call_tools, declare_tools, who_of
 
 LOAD, ROOM, AUDIT = "load", "room", "audit"
+# Conversations: turns of chats that must not be run again are shown, those of desks wait for an operator.
+CHAT, DESK = "chat", "desk"
 SECRET = "what signs acknowledgements in here"
 FLOOR_SECONDS = 3.0
 LINGER_SECONDS = 2.0  # between an arrival and the sender's return
@@ -49,11 +52,16 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An event: what its turn does, how long that takes, and how each attempt of it ends ("": well)."""
+    """An event: what its turn does, how long that takes, and how each attempt of it ends ("": well).
+
+    `calls`: the tools that it calls first, `together` or one after another.
+    """
 
     steps: list[Step] = []
     think: float = 0
     plan: list[str] = []
+    calls: list[Call] = []
+    together: bool = False
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,12 +75,13 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     ack: bool = False
 
 
-class Noted(msgspec.Struct, frozen=True):
-    """What a turn notes about an event: its id, and how many entries the log had before this turn."""
+class Noted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a turn notes about an event: its id, how many entries the log had before this turn, what its tools gave."""
 
     event: str
     before: int
     said: str = ""
+    got: list[str] = []
 
 
 ORDER = Kind("sim.order", Order)
@@ -88,13 +97,18 @@ _WRITE = text("INSERT INTO sim_written (name) VALUES (:name)")
 
 
 class Outside(msgspec.Struct, frozen=True):
-    """What a simulated program reaches of the world. `reach` raises what a sender raises that cannot connect."""
+    """What a simulated program reaches of the world. `reach` raises what a sender raises that cannot connect.
+
+    `handled` hears of each call of a handler; without `tools` the program has none.
+    """
 
     reach: Callable[[Dispatch[Message]], None]
     arrive: Callable[[Dispatch[Message]], None]
     tried: Callable[[str, str, int], None]
     ring: Callable[[Alert], None]
     alive: Callable[[], bool]
+    handled: Callable[[Handled], None] = lambda handled: None
+    tools: World | None = None
 
 
 def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bool) -> None:
@@ -114,6 +128,8 @@ def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bo
         about = common | {"retry": retry_of(kind.name, options)} | special.get(kind.name, {})
         handlers.sender(kind, concurrency=options.concurrency, **about)(partial(_send, outside=outside))
     _declare_turns(handlers, options, partial(_decide, outside=outside))
+    if outside.tools is not None:
+        declare_tools(handlers, outside.tools)
     handlers.alert_sink(outside.ring)
 
 
@@ -140,13 +156,15 @@ def _declare_turns(handlers: Handlers, options: Options, decide: Callable[[Turn]
         handlers.turn(
             stream_type, debounce=1 if stream_type == ROOM else 0, debounce_max=3, concurrency=options.concurrency,
             attempts=options.turn_attempts, timeout=options.turn_timeout, lease=options.lease, on_duplicate=_replace,
+            when_interrupted="park" if stream_type == DESK else "show",
         )(decide)  # fmt: skip
         handlers.filter(stream_type, OUTCOME)(_delivered)
 
 
 def stream_types(options: Options) -> tuple[str, ...]:
     """The types of streams that a seed has: loads always; rooms debounce, audits are recorded only."""
-    return (LOAD, *([ROOM] if options.rooms else []), *([AUDIT] if options.audits else []))
+    conversations = [CHAT, DESK] if options.tools else []
+    return (LOAD, *([ROOM] if options.rooms else []), *([AUDIT] if options.audits else []), *conversations)
 
 
 def _delivered(event: Event) -> str | None:
@@ -155,16 +173,20 @@ def _delivered(event: Event) -> str | None:
 
 
 async def _decide(turn: Turn, *, outside: Outside) -> None:
+    outside.handled(Handled(*who_of(turn), tuple(event.key for event in turn.events)))
     outside.tried(turn.stream, turn.id, turn.attempt)
     before = turn.fold(COUNT)
     for event in turn.events:
         order = ORDER.of(event)
+        got: list[str] = []
         if order is not None:
             await asyncio.sleep(order.think)
+            if order.calls:
+                got = await call_tools(turn, order.calls, together=order.together)
             _end_as_planned(order.plan, turn.attempt)
             for step in order.steps:
                 VERBS[step.do](turn, step)
-        turn.record(NOTED, Noted(event.key, before, event.kind if order is None else ""))
+        turn.record(NOTED, Noted(event.key, before, event.kind if order is None else "", got))
 
 
 def _end_as_planned(plan: list[str], attempt: int) -> None:

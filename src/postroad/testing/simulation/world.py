@@ -2,32 +2,25 @@
 
 import asyncio
 import contextvars
-from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import msgspec
-
-from postroad.engine.wakeups import Topic
-from postroad.model.clock import SECOND, FakeClock, micros
-from postroad.model.dispatches import Alert, Dispatch
-from postroad.model.errors import CommitUnknown
+from postroad.model.clock import SECOND, FakeClock
+from postroad.model.dispatches import Dispatch
 from postroad.store import moments
 from postroad.store.database import Database
 from postroad.store.executor import Inline
 from postroad.testing.simulation.checkers import InvariantBroken, verify
 from postroad.testing.simulation.clients import Clients
-from postroad.testing.simulation.faults import Faults
-from postroad.testing.simulation.history import History, instruments, operated, tables
+from postroad.testing.simulation.history import History, instruments, operated, tables, waiting_for_a_person
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import OPERATIONS, Options
-from postroad.testing.simulation.outages import Outages
 from postroad.testing.simulation.people import People
 from postroad.testing.simulation.process import CURRENT, Crash, Process
-from postroad.testing.simulation.sink import ENDED, Begun, Sink
+from postroad.testing.simulation.sink import ENDED
 from postroad.testing.simulation.sometimes import reached
+from postroad.testing.simulation.surroundings import Surroundings
 from postroad.testing.simulation.workload import Message
 
 HEAL_SECONDS = 1_800
@@ -41,28 +34,17 @@ class Unexpected(AssertionError):
     """The product raised what nothing in this run explains."""
 
 
-class Run:
+class Run(Surroundings):
     """The world of one seed. `play` lets it run to its end; `lines` is the log."""
 
     def __init__(self, options: Options, clock: FakeClock, path: Path) -> None:
-        self.options = options
-        self.clock = clock
+        super().__init__(options, clock)
         self.url = f"sqlite:///{path}"
-        self.lines: list[str] = []
-        self.counts: Counter[str] = Counter()
-        self.faults = Faults(options)
         self.ledger = Ledger()
-        self.sink = Sink(clock)
-        self.outages = Outages(options, clock)
         self._clients = Clients(options, self.ledger, self.note)
         self._people = People(self, self._clients)
-        self._rng = Random(f"{options.seed}/schedule")
-        self._processes: list[Process] = []
         self._lives = 0
         self._over = False
-        self._pauses: list[str] = []
-        self._fallen: asyncio.Queue[Process] = asyncio.Queue()
-        self._trouble: list[str] = []
         self.seen: History | None = None
         self._observer = Database(self.url, clock=clock, executor=Inline())
 
@@ -140,21 +122,6 @@ class Run:
         else:
             process.stop.set()
 
-    def _pause_in(self, work: str, subject: str, process: Process) -> None:
-        """Stop a process that has begun such work, if that is to be, until soon after another has begun the same."""
-        now = self.clock.monotonic()
-        for other in self._processes:
-            if other is not process and other.paused_over == (work, subject) and other.pause():
-                other.paused_until = min(other.paused_until, now + round(self._rng.random() * SECOND))
-        if work not in self._pauses or self.faults.calm:
-            return
-        self._pauses.remove(work)
-        leases = self._rng.uniform(0.9, 2)
-        self.note(f"{process.name} is stopped for {leases:.1f} leases at most in a {work}")
-        self.counts["long pause"] += leases > 1
-        process.paused_over = (work, subject)
-        process.paused_until = now + round(leases * self.options.lease * SECOND)
-
     async def _someone(self) -> list[Process]:
         """The processes that live, as soon as there is one."""
         until = self.clock.monotonic() + HEAL_SECONDS * SECOND
@@ -191,6 +158,14 @@ class Run:
         self.sink.sends.append((process.life, "", ENDED))
         process.dead = True
         self._fallen.put_nowait(process)
+
+    def got(self, dispatch: Dispatch[Message]) -> None:
+        """A message has arrived: consumers act upon it."""
+        self._people.got(dispatch)
+
+    def begun(self, stream: str) -> None:
+        """A turn of a stream has begun: people act upon it."""
+        self._people.begun(stream)
 
     def inside(self, process: Process, work: Coroutine[Any, Any, None]) -> None:
         """Run something as part of a process: it dies with it."""
@@ -240,7 +215,13 @@ class Run:
 
     def _is_quiet(self) -> bool:
         """Nothing waits, nobody sends, every alert has rung, and the one process lives."""
-        if [process.name for process in self._processes] != [SURVIVOR] or self._observer.read(moments.waiting):
+        if [process.name for process in self._processes] != [SURVIVOR]:
+            return False
+        parked = self._observer.read(waiting_for_a_person)
+        if self._observer.read(moments.waiting) > sum(parked.values()):
+            return False
+        if parked:  # all else is done, and these wait for nobody but an operator
+            self._people.relieve(sorted(parked))
             return False
         found = self._observer.read(tables)
         return not found["queues"] and all(row.rung_at is not None for row in found["alerts"])
@@ -274,6 +255,7 @@ class Run:
         history = History(
             options=self.options, now=self.clock.wall(), ledger=self.ledger, arrivals=list(self.sink.arrivals),
             rung=list(self.sink.rung), tried=list(self.sink.tried), sends=list(self.sink.sends), before=self.seen,
+            handled=list(self.sink.handled), happened=list(self.sink.happened),
             deeds=self._people.deeds, outages=self.outages.log, turned_away=self.outages.turned_away,
             calm=self.faults.calm, end=end, **self._observer.read(tables), **self._observer.read(instruments),
             **self._observer.read(operated),
@@ -282,111 +264,6 @@ class Run:
         verify(history)
         history.before = None
         self.seen = history
-
-    # What processes tell us.
-
-    def note(self, what: str) -> None:
-        """Write a line of the run's log."""
-        self.lines.append(f"{self.clock.monotonic() / SECOND:.6f} {what}")
-
-    def at_statement(self, process: Process, sql: str) -> None:
-        """A statement of the process is about to run: may raise Crash."""
-        self.counts["statements"] += 1
-        if self.faults.at_statement():
-            process.die(f"before {' '.join(sql.split())[:60]}")
-
-    def at_send(self, process: Process, when: str) -> None:
-        """A message is about to arrive, or has arrived: may raise Crash."""
-        if self.faults.at_send():
-            process.die(f"{when} a message arrives")
-
-    def at_failpoint(self, name: str) -> None:
-        """The code that runs now has reached a failpoint: may raise Crash or CommitUnknown."""
-        process = CURRENT.get()
-        if process is None:
-            return
-        process.check_alive()
-        self.counts[f"passed {name}"] += 1
-        if name in ("commit.before", "commit.after") and self.faults.at_commit():
-            self.counts[f"lost {name}"] += 1
-            self.counts["group lost"] += process.database.writes_several
-            self.note(f"{process.name} loses the answer of COMMIT, {name}")
-            raise CommitUnknown("simulated")
-        if self.faults.at_failpoint(name):
-            self.counts[f"at {name}"] += 1
-            process.die(name)
-
-    def latency(self) -> float:
-        """How long the database takes to hear, or to answer, in seconds."""
-        return self.faults.latency()
-
-    def gathers(self) -> float:
-        """How long the writer is busy before it begins the next group, in seconds."""
-        return self.faults.gathers()
-
-    def grouped(self, process: Process, members: int) -> None:
-        """The process is about to write so many members in one transaction."""
-        self.note(f"{process.name} writes a group of {members}")
-        self.counts["group of several"] += 1
-        self.counts["grouped"] += members
-
-    def arrived(self, process: Process, dispatch: Dispatch[Message]) -> None:
-        """A message has arrived."""
-        self.note(f"{dispatch.key} arrives from {process.name}, attempt {dispatch.attempt}")
-        self.sink.arrive(
-            process=process.name, id=dispatch.id, key=dispatch.key, kind=dispatch.kind, to=dispatch.to,
-            attempt=dispatch.attempt, first=micros(dispatch.first_attempt_at, "first_attempt_at"),
-            body=msgspec.json.encode(dispatch.body).decode(), possible_duplicate=dispatch.possible_duplicate,
-        )  # fmt: skip
-        self._people.got(dispatch)
-
-    def tried(self, stream: str, turn: str, attempt: int) -> None:
-        """A handler was called."""
-        self.note(f"turn of {stream} runs, attempt {attempt}")
-        self.sink.tried.append((stream, turn, attempt))
-        process = CURRENT.get()
-        assert process is not None
-        self._pause_in("turn", stream, process)
-
-    def rang(self, alert: Alert) -> None:
-        """An alert has rung."""
-        self.note(f"alert {alert.code} {alert.subject}")
-        self.sink.ring(alert)
-
-    def hint(self, process: Process, topics: frozenset[Topic]) -> None:
-        """The process has committed something that wakes loops."""
-        if self.options.hints:
-            for other in self._processes:
-                if other is not process:
-                    other.parts.wakeups.ping(sorted(topics))
-
-    def saw(self, process: Process, name: str, values: Mapping[str, Any]) -> None:
-        """The product's telemetry said something."""
-        said = {key: value for key, value in values.items() if isinstance(value, str | int) and key != "failures"}
-        self.counts[name] += 1
-        self.note(f"{process.name} {name} {said}")
-        if name == "dispatch.sending":
-            begun = Begun(values["attempt"], micros(values["dispatch"].first_attempt_at, "first_attempt_at"))
-            self.sink.sends.append((process.life, values["id"], begun))
-            self._pause_in("send", values["id"], process)
-        elif name == "dispatch.settled" and not values["stale"]:
-            self.sink.sends.append((process.life, values["id"], str(values["reason"])))
-        error = values.get("error")
-        if name in ("loop.error", "turn.error") and not process.dead and not _explained(error):
-            self._trouble.append(f"{process.name} {name}: {type(error).__name__}: {error}")
-
-    def died(self, process: Process, where: str) -> None:
-        """The process has died and will be buried."""
-        self.counts["crashes"] += 1
-        self.counts["group crash"] += process.database.writes_several
-        self.note(f"crash of {process.name} {where}")
-        self.sink.sends.append((process.life, "", ENDED))
-        self._fallen.put_nowait(process)
-
-
-def _explained(error: object) -> bool:
-    """Whether a loop or a turn may fail with this here: the answer of a COMMIT was lost."""
-    return isinstance(error, CommitUnknown) or not isinstance(error, Exception)
 
 
 def _owned_task(loop: asyncio.AbstractEventLoop, work: Any, **about: Any) -> asyncio.Task[Any]:
