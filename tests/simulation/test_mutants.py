@@ -9,8 +9,7 @@ from postroad.testing.simulation.mutants import MUTANTS
 QUICK = (
     "consumes_apart", "tells_apart", "marks_before_sending", "sends_before_commit", "delivers_unsent",
     "claims_briefly", "never_ends", "loses_outcomes", "loses_alerts", "strands", "forgets_the_run",
-    "overrides_acks", "frees_keys", "lets_all_through", "counts_what_is_held", "never_opens", "counts_no_starts",
-    "makes_new_keys", "reuses_the_last", "forgets_what_began", "withdraws_all",
+    "overrides_acks", "frees_keys", "counts_what_is_held", "counts_no_starts", "makes_new_keys", "forgets_what_began",
 )  # fmt: skip
 SEEDS = 12
 
