@@ -64,7 +64,9 @@ def tried(stream, turn, attempt):
 def ring(alert):
     write(what="ring", severity=alert.severity, code=alert.code, subject=alert.subject)
 
-declare(post, OPTIONS, Outside(arrive=arrive, tried=tried, ring=ring, alive=lambda: True), faxes=True)
+declare(
+    post, OPTIONS, Outside(reach=lambda d: None, arrive=arrive, tried=tried, ring=ring, alive=lambda: True), faxes=True
+)
 """
 
 CLIENT = """
@@ -332,4 +334,4 @@ def _nowhere() -> Outside:
     def nothing(*_: Any) -> None:
         return
 
-    return Outside(arrive=nothing, tried=nothing, ring=nothing, alive=lambda: True)
+    return Outside(reach=nothing, arrive=nothing, tried=nothing, ring=nothing, alive=lambda: True)
