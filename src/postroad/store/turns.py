@@ -4,7 +4,7 @@ The claim is locked and checked first; what decides is read in later statements,
 see whatever had committed before the lock was ours.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -39,7 +39,7 @@ from postroad.store import (
     timers,
 )
 from postroad.store.groups import Name, Verb
-from postroad.store.statements import Statement, as_json
+from postroad.store.statements import Row, Statement, as_json
 
 T = TypeVar("T")
 Write = Callable[[Connection], object]
@@ -82,12 +82,7 @@ def commit(
     """
     if write is not None and len(turns) != 1:
         raise InvalidInput("`write` takes a turn that is alone in its transaction.", field="write")
-    held = queues.require(conn, [Hold(turn.claim.stream, turn.claim.token) for turn in turns])
-    failpoint("turns.fenced")
-    for turn in turns:
-        row = held[turn.claim.stream]
-        if turn.stoppable and stopping.is_behind(row.picked, row.stop):
-            raise TurnStopped(turn.claim.stream, stream=turn.claim.stream, reason="turn.stopped")
+    held = _fenced(conn, turns)
     if write is not None:
         with dialects.users_plans(conn):
             write(conn)
@@ -104,17 +99,33 @@ def commit(
     partials.clear(conn, [turn.claim.stream for turn in turns if turn.spoke or turn.claim.again])
     ready = queues.free(conn, {stream: row.alone for stream, row in held.items()}, now=now)
     failpoint("turns.freed")
-    return [
-        TurnCommitted(
-            stream=turn.claim.stream,
-            version=turn.claim.version + len(turn.consumed) + len(turn.entries),
-            published=list(islice(published, len(turn.publishes))),
-            enqueued=list(islice(enqueued, len(turn.dispatches))),
-            withdrawn=[key for key in turn.withdrawals if key in withdrawn],
-            events_left=turn.claim.stream in ready,
-        )
-        for turn in turns
-    ]
+    return [_committed(turn, published, enqueued, withdrawn, events_left=turn.claim.stream in ready) for turn in turns]
+
+
+def _fenced(conn: Connection, turns: Sequence[TurnCommit]) -> dict[str, Row]:
+    """Lock the turns' streams; their rows, if every claim is current and nobody has stopped what may be stopped."""
+    held = queues.require(conn, [Hold(turn.claim.stream, turn.claim.token) for turn in turns])
+    failpoint("turns.fenced")
+    for turn in turns:
+        row = held[turn.claim.stream]
+        if turn.stoppable and stopping.is_behind(row.picked, row.stop):
+            raise TurnStopped(turn.claim.stream, stream=turn.claim.stream, reason="turn.stopped")
+    return held
+
+
+def _committed(
+    turn: TurnCommit, published: Iterator[Published], enqueued: Iterator[Enqueued], withdrawn: set[str], *,
+    events_left: bool,
+) -> TurnCommitted:  # fmt: skip
+    """What a turn's commit came to; it takes its own from the answers to all of them."""
+    return TurnCommitted(
+        stream=turn.claim.stream,
+        version=turn.claim.version + len(turn.consumed) + len(turn.entries),
+        published=list(islice(published, len(turn.publishes))),
+        enqueued=list(islice(enqueued, len(turn.dispatches))),
+        withdrawn=[key for key in turn.withdrawals if key in withdrawn],
+        events_left=events_left,
+    )
 
 
 def _record(conn: Connection, turns: Sequence[TurnCommit], *, now: int) -> None:
@@ -164,7 +175,7 @@ def _all_gone(asked: dict[int, str], done: Iterable[int]) -> None:
 
 def _cause(
     conn: Connection, turns: Sequence[TurnCommit], source: str, *, now: int
-) -> tuple[Iterable[Enqueued], set[str], Iterable[Published]]:
+) -> tuple[Iterator[Enqueued], set[str], Iterator[Published]]:
     """What comes of it: deletions, dispatches, timers, withdrawals, events for this and other streams, alerts."""
     deletions = _all(turn.deletions for turn in turns)
     streams.delete(conn, deletions, now=now)
