@@ -1,5 +1,7 @@
 """Tools that turns call: what is recorded, what a turn that is run again gets, and what stops it."""
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -404,24 +406,61 @@ def test_a_result_that_cannot_be_stored_fails_the_call(harness: Open) -> None:
     assert recorded(h)[0].status == "failed"
 
 
-def test_a_slow_tool_is_ended_by_its_timeout(harness: Open) -> None:
-    """A tool that takes longer than its timeout raises TimeoutError in the handler."""
-    world = World()
-    h = harness(world.post)
-    world.failing["find"] = [TimeoutError("find took longer than 60 s")]
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_slow_tool_is_ended_by_its_timeout(place: dict[str, Any], colour: str) -> None:
+    """In real time: a tool that takes longer than its timeout raises TimeoutError, and is recorded as failed."""
+    post = Postroad(place["database"], schema=place.get("schema"), migrate=True)
+    released = threading.Event()
     seen: list[str] = []
 
-    async def decide(turn: Turn) -> None:
+    async def waits() -> None:
+        await asyncio.sleep(60)
+
+    def blocks() -> None:
+        released.wait(60)
+
+    tool: Any = post.tool(effect="read", timeout=0.1)(waits if colour == "async" else blocks)
+
+    @post.turn("chat")
+    async def chat(turn: Turn) -> None:
         try:
-            await turn.call(world.find, "1")
+            await turn.call(tool)
         except TimeoutError as error:
             seen.append(str(error))
 
-    world.decide = decide
-    publish(world.post, "a")
-    h.drain()
-    assert seen
-    assert recorded(h)[0].status == "failed"
+    publish(post, "a")
+    post.drain()
+    released.set()
+    assert seen == [f"{tool.name} took longer than 0.1 s"]
+    (row,) = post.database.read(operations.of_stream, "chat/1")
+    assert row.status == "failed"
+    post.close()
+
+
+def test_a_sync_handler_calls_no_tools(place: dict[str, Any]) -> None:
+    """A handler in a thread, with an event loop of its own, is told to be async; nothing is recorded or called."""
+    post = Postroad(place["database"], schema=place.get("schema"), migrate=True)
+    called: list[str] = []
+    refused: list[str] = []
+
+    @post.tool(effect="unsafe")
+    async def mail() -> None:
+        called.append("mail")
+
+    @post.turn("chat")
+    def chat(turn: Turn) -> None:
+        try:
+            asyncio.run(turn.call(mail))
+        except Refused as error:
+            refused.append(str(error))
+
+    publish(post, "a")
+    post.drain()
+    assert len(refused) == 1
+    assert "async def" in refused[0]
+    assert called == []
+    assert post.database.read(operations.of_stream, "chat/1") == []
+    post.close()
 
 
 def test_a_call_after_the_end_of_its_turn_is_refused(harness: Open) -> None:

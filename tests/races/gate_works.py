@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from postroad.store import audit, dispatch_claims, gates, settle
+from postroad.store import audit, dispatch_claims, gates
 from tests.races.scene import HOOK, TEXT, Scene
 from tests.races.transactions import work
 
@@ -23,31 +23,25 @@ def claim_texts(conn: Connection, scene: Scene, who: str) -> Any:
 
 @work("h11 ga")
 def settle_opens(conn: Connection, scene: Scene, who: str) -> Any:
-    results = [scene.result("h11")]
-    settle.lock(conn, results)
-    return settle.settle(conn, results, now=scene.now)
+    return scene.settled(conn, scene.result("h11"))
 
 
 @work("h11 ga")
 def settle_keeps(conn: Connection, scene: Scene, who: str) -> Any:
-    results = [scene.result("h11", "unreachable")]
-    settle.lock(conn, results)
-    return settle.settle(conn, results, now=scene.now)
+    return scene.settled(conn, scene.result("h11", "unreachable"))
 
 
 @work("h14 gc a")
 def settle_closes(conn: Connection, scene: Scene, who: str) -> Any:
-    results = [scene.result("h14", "unreachable")]
-    settle.lock(conn, results)
-    return settle.settle(conn, results, now=scene.now)
+    return scene.settled(conn, scene.result("h14", "unreachable"))
 
 
 @work("h11 h14 h16 ga gc g a")
 def settle_both(conn: Connection, scene: Scene, who: str) -> Any:
     """Opens the one gate, and closes another one and that of the whole kind."""
-    results = [scene.result("h16", "unreachable", gate=""), scene.result("h14", "unreachable"), scene.result("h11")]
-    settle.lock(conn, results)
-    return settle.settle(conn, results, now=scene.now)
+    return scene.settled(
+        conn, scene.result("h16", "unreachable", gate=""), scene.result("h14", "unreachable"), scene.result("h11")
+    )
 
 
 @work("h11")

@@ -113,6 +113,11 @@ class Scene:
         """What came of the attempt that a dispatch's claim began; if it is unreachable, this gate is closed."""
         return came_of(self.sends[key], result, gate=gate)
 
+    def settled(self, conn: Connection, *results: Settlement) -> Any:
+        """Settle these, as a dispatcher does: locked first."""
+        settle.lock(conn, results)
+        return settle.settle(conn, results, now=self.now)
+
 
 def came_of(held: DispatchClaim, result: Any = "ok", *, gate: str | None = None, **changes: Any) -> Settlement:
     """The result of a claim's attempt. What is unreachable closes its host's gate, or the one that is named."""

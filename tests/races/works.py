@@ -195,23 +195,17 @@ def claim_sends(conn: Connection, scene: Scene, who: str) -> Any:
 
 @work("d1 d3 i1 i2 l1 l2")
 def settle_group(conn: Connection, scene: Scene, who: str) -> Any:
-    results = [scene.result("d3"), scene.result("d1", "permanent")]
-    settle.lock(conn, results)
-    return settle.settle(conn, results, now=scene.now)
+    return scene.settled(conn, scene.result("d3"), scene.result("d1", "permanent"))
 
 
 @work("d1 i1 l1")
 def settle_ok(conn: Connection, scene: Scene, who: str) -> Any:
-    results = [scene.result("d1")]
-    settle.lock(conn, results)
-    return settle.settle(conn, results, now=scene.now)
+    return scene.settled(conn, scene.result("d1"))
 
 
 @work("d5 a")
 def settle_lost(conn: Connection, scene: Scene, who: str) -> Any:
-    results = [scene.result("d5", "failed")]
-    settle.lock(conn, results)
-    return settle.settle(conn, results, now=scene.now)
+    return scene.settled(conn, scene.result("d5", "failed"))
 
 
 def ack(conn: Connection, scene: Scene, *keys: str) -> Any:
@@ -255,16 +249,12 @@ def retry(conn: Connection, scene: Scene, who: str) -> Any:
 
 @work("d6 i1 l1")
 def settle_asked(conn: Connection, scene: Scene, who: str) -> Any:
-    results = [scene.result("d6")]
-    settle.lock(conn, results)
-    return settle.settle(conn, results, now=scene.now)
+    return scene.settled(conn, scene.result("d6"))
 
 
 @work("d6 i1 l1")
 def settle_asked_failed(conn: Connection, scene: Scene, who: str) -> Any:
-    results = [scene.result("d6", "permanent")]
-    settle.lock(conn, results)
-    return settle.settle(conn, results, now=scene.now)
+    return scene.settled(conn, scene.result("d6", "permanent"))
 
 
 @work("d6")

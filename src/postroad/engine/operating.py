@@ -1,5 +1,6 @@
 """The tool calls of one run: recorded before and after, and matched with what earlier runs of the turn did."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -11,7 +12,7 @@ from postroad.engine.declarations import is_async
 from postroad.engine.tools import Tool
 from postroad.model import ids
 from postroad.model.clock import SECOND
-from postroad.model.errors import CommitUnknown, InvalidInput, OutcomeUnknown, TurnStopped
+from postroad.model.errors import CommitUnknown, InvalidInput, OutcomeUnknown, Refused, TurnStopped
 from postroad.model.failpoints import failpoint
 from postroad.model.operations import CallStatus, Operation, OperationRow, forbids_rerun, history
 from postroad.model.payload import canonical, encode, safe_error
@@ -93,10 +94,13 @@ class Operating:
         """Call a tool with arguments that fit it, or answer with the recorded result of the same call.
 
         Raises:
+            Refused: This is another event loop than the turn's.
             TurnStopped: The run has decided otherwise than one that acted, or a person asked that it end.
             StaleClaim: The run's claim is over.
             OutcomeUnknown: It repeats an unsafe call of which nobody knows whether it happened.
         """
+        if asyncio.get_running_loop() is not self._abort.get_loop():
+            raise Refused("Tools are called in the event loop of the turn: make the handler an `async def`.")
         row, found = self._next(tool, arguments)
         failpoint("tool.before_start")
         await self._start(row)

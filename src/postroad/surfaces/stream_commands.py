@@ -10,7 +10,7 @@ import typer
 
 from postroad.surfaces.dispatch_commands import ActorOption, ReasonOption, actor_of
 from postroad.surfaces.options import DatabaseOption, JsonOption, LimitOption, SchemaOption
-from postroad.surfaces.output import Conflict, NotFound, WrongUse, reporting, show_json
+from postroad.surfaces.output import Conflict, WrongUse, reporting, show_json
 
 app = typer.Typer(
     help="Look at streams, and decide on them. Exit codes: 0 done, 1 not found or no database, 2 wrong use.",
@@ -92,9 +92,7 @@ def delete_stream(
         from postroad.surfaces.output import say
 
         who = actor_of(actor)
-        with stream_reading.acting(database, schema) as streams:
-            if streams.get(stream) is None:  # a misspelt name would be taken for ever
-                raise NotFound(f"No stream {stream!r}.", stream=stream)
+        with stream_reading.acting(stream, database, schema) as streams:
             done = streams.delete(stream, actor=who, reason=reason)
         if as_json:
             show_json({"stream": stream, "deleted": True, "done": done})
@@ -118,9 +116,7 @@ def stop_stream(
         from postroad.surfaces.output import say
 
         who = actor_of(actor)
-        with stream_reading.acting(database, schema) as streams:
-            if streams.get(stream) is None:
-                raise NotFound(f"No stream {stream!r}.", stream=stream)
+        with stream_reading.acting(stream, database, schema) as streams:
             streams.stop(stream, actor=who, reason=reason)
         if as_json:
             show_json({"stream": stream, "stopped": True})
@@ -157,9 +153,7 @@ def resolve_stream(
         if len(chosen) != 1:
             raise WrongUse("Give exactly one of --retry, --continue and --discard.")
         who = actor_of(actor)
-        with stream_reading.acting(database, schema) as streams:
-            if streams.get(stream) is None:
-                raise NotFound(f"No stream {stream!r}.", stream=stream)
+        with stream_reading.acting(stream, database, schema) as streams:
             done = streams.resolve(stream, chosen[0], actor=who, reason=reason)
         if not done.done:
             raise Conflict(done.refused, stream=stream)

@@ -13,6 +13,7 @@ from postroad.model.streams import StreamRow
 from postroad.store import stream_views
 from postroad.store.stream_views import Wanted
 from postroad.surfaces import reading
+from postroad.surfaces.output import NotFound
 
 
 def wanted(stream_type: str | None, state: str | None, after: str) -> Wanted:
@@ -30,7 +31,14 @@ def streams(conn: Connection, wanted: Wanted, *, limit: int, now: int) -> Sequen
 
 
 @contextmanager
-def acting(url: str | None, schema: str | None) -> Iterator[Streams]:
-    """Operators' verbs on the database that the command line or the settings name, whose schema must fit."""
+def acting(stream: str, url: str | None, schema: str | None) -> Iterator[Streams]:
+    """Operators' verbs for a stream, on the database that the command line or the settings name; its schema must fit.
+
+    Raises:
+        NotFound: There is no trace of the stream: a misspelt name would be taken, or stopped, for nothing.
+    """
     with reading.changing(url, schema) as database:
-        yield Streams(lambda: database, SystemEntropy, lambda: None)
+        streams = Streams(lambda: database, SystemEntropy, lambda: None)
+        if streams.get(stream) is None:
+            raise NotFound(f"No stream {stream!r}.", stream=stream)
+        yield streams
