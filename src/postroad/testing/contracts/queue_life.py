@@ -11,8 +11,8 @@ from postroad.model import ids
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.errors import StaleClaim
 from postroad.model.lifecycle import RunEnd
-from postroad.model.rows import Hold
-from postroad.store import runs
+from postroad.model.rows import Hold, NewAlert
+from postroad.store import alerts, runs
 from postroad.testing.contracts.streams import (
     LEASE,
     STREAM,
@@ -29,6 +29,8 @@ from postroad.testing.contracts.streams import (
     queue_rows,
     take_away,
 )
+
+PARKED = NewAlert(code="turn.parked", subject=STREAM)
 
 
 class LifeContract(Uses):
@@ -155,12 +157,13 @@ class LifeContract(Uses):
         """A parked stream is not claimed again by itself, ever, and others don't wait for it."""
         self.publish(run, event(1))
         held = self.claim_one(run)
-        run(self.queue.park, hold(held), error="what now?")
+        run(self.queue.park, hold(held), error="what now?", alert=PARKED)
         self.publish(run, event(2), event(1, "load/2"))
         clock.advance(10**8)
         assert self.claim_one(run, "t2").stream == "load/2"
-        assert run(ends) == ["failed"]
+        assert run(ends) == ["stopped"]
         assert run(runs.of_stream, STREAM)[0].error == "what now?"
+        assert [one.code for one in run(alerts.list_)] == [PARKED.code]
 
     def test_a_split_set_is_tried_one_by_one(self, run: Run) -> None:
         """After a split each event is a turn of its own, with attempts of its own, in order; then all is as ever."""
@@ -239,12 +242,16 @@ class LifeContract(Uses):
             commit(run, decided(held))
         else:
             run(self.queue.back_off, hold(held), delay=0, error="")
-        more = {"back_off": {"delay": 0, "error": ""}, "release": {}}.get(verb, {"error": ""})
-        before = run(everything), run(ends)
+        more = {
+            "back_off": {"delay": 0, "error": ""},
+            "release": {},
+            "park": {"error": "", "alert": PARKED},
+        }.get(verb, {"error": ""})
+        before = run(everything), run(ends), run(alerts.list_)
         with pytest.raises(StaleClaim) as refused:
             run(getattr(self.queue, verb), hold(held), **more)
         assert refused.value.about["stream"] == STREAM
-        assert (run(everything), run(ends)) == before
+        assert (run(everything), run(ends), run(alerts.list_)) == before
 
     def test_a_stale_run_is_told_apart(self, run: Run, clock: FakeClock) -> None:
         """A run that was thought interrupted and came back ends as stale; one that ended keeps its end."""
