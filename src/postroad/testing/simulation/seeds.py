@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def play(seed: int, *, operations: int = OPERATIONS, without: Sequence[str] = ()) -> Verdict:
     """Play one seed, without some of its troubles if so asked."""
     options = draw(seed, operations=operations, without=without)
-    with tempfile.TemporaryDirectory(prefix="postroad-sim-") as folder, _quiet():
+    # Inside it no settings' file is found: a seed is the same wherever it is played.
+    with tempfile.TemporaryDirectory(prefix="postroad-sim-") as folder, chdir(folder), _quiet():
         path = Path(folder) / "sim.db"
         path.write_bytes(_template())
         clock = FakeClock()
