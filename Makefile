@@ -12,7 +12,7 @@ DELETION_RACES := tests/contracts/test_deletion_races.py
 CODE := src tests $(wildcard examples benchmarks docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-system coverage check format bench bench-peers sim mutants chaos notify chat eval clean
+.PHONY: help install demo test test-system coverage check format bench bench-peers sim mutants chaos notify chat chief eval clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ notify: install ## Run the notifying example in a folder of its own
 chat: install ## Serve the chat in a folder of its own, on loopback (PORT=8087)
 	folder=$$(mktemp -d) && trap 'rm -rf $$folder' EXIT && cd $$folder && \
 		$(CURDIR)/$(BIN)/python $(CURDIR)/examples/chat/web.py $(PORT)
+
+chief: install ## Play half a minute in the chief's room, in a folder of its own
+	folder=$$(mktemp -d) && cd $$folder && $(CURDIR)/$(BIN)/python $(CURDIR)/examples/chief/chief.py; rm -rf $$folder
 
 eval: install ## Run the freight scenarios
 	$(BIN)/postroad eval examples/freight/scenarios/*.yaml

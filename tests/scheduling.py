@@ -12,7 +12,7 @@ from xdist.scheduler import LoadGroupScheduling
 TOGETHER = re.compile(
     r"(tests/plans/\w+\.py)::\w+\[((?:sqlite|postgres)-(?:empty|true|hollow))\b"
     r"|(tests/system/test_tool_kills\.py)::\w+\[(sqlite|postgres)"
-    r"|(tests/system/test_chat_page\.py)::"
+    r"|(tests/system/test_chat_page\.py)::\w+\[(sqlite|postgres)"
     r"|(tests/system/test_rolling\.py)::"
 )
 

@@ -23,7 +23,8 @@ class Reply:
 MESSAGE = Kind("message", dict[str, str])  # its id, which is its key too; the text stands in the app's own table
 REPLY = Kind("reply", Reply)
 
-url = os.environ.get("POSTROAD_DATABASE_URL") or "sqlite:///chat.db"
+url = os.environ.get("POSTROAD_DATABASE_URL") or os.environ.get("DATABASE_URL") or "sqlite:///chat.db"
+url = url.replace("postgres://", "postgresql://", 1)  # SQLAlchemy knows the longer name only
 post = Postroad(url, migrate=True)
 post.include(tools.tools)
 engine = create_engine(url)  # for reading; what this app writes, it writes in Postroad's transactions

@@ -13,7 +13,7 @@ import tools
 from app import MESSAGE, engine, post, stream_of, texts
 from sse_starlette import ServerSentEvent
 
-from postroad import Entry, Partial, StreamDeleted
+from postroad import Entry, Partial, StreamDeleted, StreamRow
 
 LOOK_SECONDS = 0.25
 WORLD_LINES = 20
@@ -106,12 +106,19 @@ def standing(conversation: str | None, pid: int | None) -> Look:
         "conversations": listed,
         "worker": pid,
         "world": tools.world()[-WORLD_LINES:],
-        "turn": "idle" if stream is None else stream.state,
+        "turn": turn_of(stream),
         "attempts": 0 if stream is None else stream.attempts,
         "until": None if stream is None or stream.state != "backing_off" else stream.until,
         "messages": [{**message, "place": places.get(message["id"])} for message in messages],
     }
     return Look(0 if stream is None else stream.version, state)
+
+
+def turn_of(stream: StreamRow | None) -> str:
+    """What the conversation's turn is about: a stream's state, or "lost": nobody hears of its worker any more."""
+    if stream is None:
+        return "idle"
+    return "lost" if stream.silent_since is not None else stream.state
 
 
 def told(entry: Entry) -> dict[str, Any]:

@@ -202,7 +202,7 @@ function drawnInterruption({ reason, error, operations }) {
 function drawnMessage(message) {
   if (message.status === "stopped") return bubble("mine", "stopped", message.text, "stopped");
   const { place } = message; // those that a turn is at count too
-  const next = page.state?.turn === "running" ? "" : " · next";
+  const next = isBegun() ? "" : " · next";
   const where = place === null || !page.connected ? "" : place === 0 ? next : ` · ${place} before it`;
   return bubble("mine", "accepted", message.text, `accepted${where}`);
 }
@@ -231,11 +231,15 @@ function drawMessages() {
   if (atEnd) list.scrollTop = list.scrollHeight;
 }
 
+// Whether a worker has taken what waits, be it still there or not.
+const isBegun = () => ["running", "lost"].includes(page.state?.turn);
+
 function drawnTurn() {
   if (!page.connected || !page.state) return []; // we don't know, so we say nothing
   const { turn, until, attempts, worker } = page.state;
-  const note = (text) => [make("li", { class: "event", "data-state": "retrying", text })];
-  if (turn === "running" && !worker) return note("The worker is gone; the next one takes over in a few seconds.");
+  const note = (text, state = "retrying") => [make("li", { class: "event", "data-state": state, text })];
+  if (isBegun() && (turn === "lost" || !worker))
+    return note("The worker is gone; another one takes over in a few seconds.", "unattended");
   if (turn === "running") {
     const nth = attempts > 1 ? ` (attempt ${attempts})` : "";
     return [bubble("theirs", "thinking", page.words || "…", `thinking${nth}`)];
@@ -277,7 +281,7 @@ function draw() {
   $("world").replaceChildren(...world.map((text) => make("li", { text })));
   $("nothing").hidden = world.length > 0;
   const open = page.messages.some((one) => one.status === "open" && one.place !== null);
-  $("stop").hidden = !(page.connected && (open || page.state.turn === "running"));
+  $("stop").hidden = !(page.connected && (open || isBegun()));
   $("delete").hidden = !page.conversation;
   $("delete").disabled = !page.connected;
 }

@@ -2,7 +2,9 @@
 
 import app  # noqa: I001  # before all others: it settles which SQLite this process uses
 
+import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -206,8 +208,14 @@ web = Starlette(
 def main() -> None:
     """Serve on loopback, at the port given or a free one."""
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-    with socket.create_server(("127.0.0.1", port)) as listening:
-        print(f"The chat is at http://127.0.0.1:{listening.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
+    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # a terminal that is closed, too
+    try:
+        listening = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        sys.exit(f"Port {port} cannot be had: {os.strerror(error.errno or 0)}. Without one a free one is taken.")
+    with listening:
+        print(f"The chat is at http://127.0.0.1:{listening.getsockname()[1]}/ (Ctrl-C ends it),", flush=True)
+        print(f"its database is {app.engine.url.render_as_string()}", flush=True)
         config = uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=3)
         uvicorn.Server(config).run(sockets=[listening])
 

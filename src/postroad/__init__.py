@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from postroad.engine.app import Postroad
-    from postroad.engine.declarations import OUTCOME, TIMER_FIRED, Transport
+    from postroad.engine.declarations import OUTCOME, REPORT, TASK, TIMER_FIRED, Transport
     from postroad.engine.dispatches import Dispatches
     from postroad.engine.handlers import Handlers
     from postroad.engine.running import Drained, Loops
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from postroad.engine.tools import Tool
     from postroad.engine.transaction import Opening, Transaction
     from postroad.engine.turn import Turn
+    from postroad.model.delegations import Delegated, Delegation, Task
     from postroad.model.dispatches import (
         Accepted,
         Alert,
@@ -59,8 +60,9 @@ if TYPE_CHECKING:
     from postroad.model.folds import Fold
     from postroad.model.kinds import Kind
     from postroad.model.operations import Operation
+    from postroad.model.reports import Report
     from postroad.model.retry import Retry
-    from postroad.model.streams import StreamRow, WaitingEvent
+    from postroad.model.streams import EventRow, StreamRow, WaitingEvent
     from postroad.transports.argv import Argv
     from postroad.transports.webhook import Webhook
 
@@ -68,7 +70,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "engine.app": ("Postroad",),
-    "engine.declarations": ("OUTCOME", "TIMER_FIRED", "Transport"),
+    "engine.declarations": ("OUTCOME", "REPORT", "TASK", "TIMER_FIRED", "Transport"),
     "engine.dispatches": ("Dispatches",),
     "engine.handlers": ("Handlers",),
     "engine.running": ("Drained", "Loops"),
@@ -76,6 +78,7 @@ _HOMES = {
     "engine.streams": ("Streams",),
     "engine.tools": ("Tool",),
     "engine.turn": ("Turn",),
+    "model.delegations": ("Delegated", "Delegation", "Task"),
     "model.dispatches": (
         "Accepted", "Alert", "Changed", "Dispatch", "DispatchFilter", "DispatchRow", "Receipt", "Withdrawn",
     ),
@@ -90,21 +93,23 @@ _HOMES = {
     "model.folds": ("Fold",),
     "model.kinds": ("Kind",),
     "model.operations": ("Operation",),
+    "model.reports": ("Report",),
     "model.retry": ("Retry",),
-    "model.streams": ("StreamRow", "WaitingEvent"),
+    "model.streams": ("EventRow", "StreamRow", "WaitingEvent"),
     "transports.argv": ("Argv",),
     "transports.webhook": ("Webhook",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "OUTCOME", "TIMER_FIRED", "Accepted", "AckNotRequested", "AckRefused", "Alert", "Argv", "BadAckToken", "Changed",
-    "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy", "DatabaseReplaced", "Dispatch", "DispatchFilter",
-    "DispatchNotFound", "DispatchRow", "Dispatches", "Drained", "Entry", "Event", "Fold", "GiveUp", "Handlers",
-    "InvalidInput", "KeyConflict", "Kind", "Loops", "NestedTransaction", "NotInTransaction", "Opening", "Operation",
-    "Outcome", "OutcomeUnknown", "Partial", "Postroad", "PostroadError", "Receipt", "Refused", "Retry", "RetryLater",
-    "SchemaMismatch", "SourceRefused", "Span", "StaleClaim", "StreamDeleted", "StreamRow", "Streams", "TimerConflict",
-    "Tool", "Transaction", "TransactionAborted", "Transport", "Turn", "TurnStopped", "UnknownKind", "Unreachable",
+    "OUTCOME", "REPORT", "TASK", "TIMER_FIRED", "Accepted", "AckNotRequested", "AckRefused", "Alert", "Argv",
+    "BadAckToken", "Changed", "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy", "DatabaseReplaced",
+    "Delegated", "Delegation", "Dispatch", "DispatchFilter", "DispatchNotFound", "DispatchRow", "Dispatches",
+    "Drained", "Entry", "Event", "EventRow", "Fold", "GiveUp", "Handlers", "InvalidInput", "KeyConflict", "Kind",
+    "Loops", "NestedTransaction", "NotInTransaction", "Opening", "Operation", "Outcome", "OutcomeUnknown",
+    "Partial", "Postroad", "PostroadError", "Receipt", "Refused", "Report", "Retry", "RetryLater", "SchemaMismatch",
+    "SourceRefused", "Span", "StaleClaim", "StreamDeleted", "StreamRow", "Streams", "Task", "TimerConflict", "Tool",
+    "Transaction", "TransactionAborted", "Transport", "Turn", "TurnStopped", "UnknownKind", "Unreachable",
     "WaitingEvent", "Webhook", "Withdrawn",
 ]  # fmt: skip
 

@@ -7,12 +7,12 @@ event_id = webhooks.verify(await request.body(), request.headers, secret)
 
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from postroad.model.clock import SystemClock, micros, moment, span
-from postroad.model.errors import InvalidInput, Refused, Span, shown
+from postroad.model.errors import InvalidInput, Refused, Span
 from postroad.transports.signing import ID, SIGNATURE, TIMESTAMP, VERSION, Secrets, keys_of, signature
 
 __all__ = ["BadSignature", "verify"]
@@ -34,9 +34,13 @@ class Headers(Protocol):
     def items(self) -> Iterable[tuple[str, str]]: ...
 
 
+# Of an ASGI scope both are bytes.
+Pairs = Iterable[tuple[str, str]] | Iterable[tuple[bytes, bytes]]
+
+
 def verify(
     body: bytes,
-    headers: Headers,
+    headers: Headers | Pairs,
     secrets: Secrets,
     *,
     now: datetime | None = None,
@@ -48,7 +52,7 @@ def verify(
 
     Args:
         body: The request's raw bytes. JSON that was parsed and written again has another signature.
-        headers: Names in any case.
+        headers: A dict, a framework's own collection, or pairs of name and value; names in any case.
         secrets: The endpoint's secret, or the old and the new one while they are exchanged.
         now: The receiver's time (aware); its system's clock unless given.
         tolerance: How far the attempt's timestamp may be away from `now`, on either side.
@@ -56,15 +60,16 @@ def verify(
     Raises:
         BadSignature: A header is missing, malformed or given twice, no signature fits, or the timestamp is too
             old or too new.
-        InvalidInput: `body` is no bytes, or a secret of yours is malformed.
+        InvalidInput: `body` is no bytes, `headers` are none, or a secret of yours is malformed.
     """
     if not isinstance(body, bytes | bytearray | memoryview):
         raise InvalidInput(f"body must be the raw bytes, got {type(body).__name__}.", field="body")
     keys = keys_of(secrets)
-    message_id = _header(headers, ID, _ID)
-    timestamp = _header(headers, TIMESTAMP, _TIMESTAMP)
+    pairs = _pairs(headers)
+    message_id = _header(pairs, ID, _ID)
+    timestamp = _header(pairs, TIMESTAMP, _TIMESTAMP)
     # Bytes, because compare_digest refuses a str that is not ASCII.
-    given = [item.encode(errors="replace") for item in _header(headers, SIGNATURE).split(" ", SIGNATURES_MAX)]
+    given = [item.encode(errors="replace") for item in _header(pairs, SIGNATURE).split(" ", SIGNATURES_MAX)]
     wanted = [signature(key, message_id, timestamp=timestamp, body=bytes(body)).encode() for key in keys]
     fits = [hmac.compare_digest(one, other) for one in wanted for other in given]
     if not any(fits):  # only now: all were compared, whichever of them fits
@@ -73,10 +78,24 @@ def verify(
     return message_id
 
 
-def _header(headers: Headers, name: str, form: re.Pattern[str] | None = None) -> str:
-    if not hasattr(headers, "items"):
-        raise InvalidInput(f"headers must have `items()`, as a dict has, got {shown(headers)}.", field="headers")
-    values = [value for key, value in headers.items() if isinstance(key, str) and key.lower() == name]
+def _pairs(headers: Headers | Pairs) -> list[tuple[object, object]]:
+    """Names and values, as text where they came as bytes."""
+    given: Any = headers
+    try:
+        return [_as_text(*pair) for pair in (given.items() if hasattr(given, "items") else given)]
+    except TypeError:  # nothing to go through, or no pairs; the error may hold a secret
+        said = f"headers must be a dict, what has `items()`, or pairs, got a {type(headers).__name__}"
+    raise InvalidInput(f"{said}.", field="headers")
+
+
+def _as_text(name: object, value: object) -> tuple[object, object]:
+    if isinstance(name, bytes) and isinstance(value, bytes):
+        return name.decode("latin-1"), value.decode("latin-1")
+    return name, value
+
+
+def _header(pairs: Sequence[tuple[object, object]], name: str, form: re.Pattern[str] | None = None) -> str:
+    values = [value for key, value in pairs if isinstance(key, str) and key.lower() == name]
     if len(values) != 1 or not isinstance(values[0], str) or not values[0]:
         raise BadSignature(f"The header {name} must be there, once.")
     if form is not None and not form.fullmatch(values[0]):

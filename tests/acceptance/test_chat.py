@@ -16,6 +16,8 @@ import pytest
 from sqlalchemy import make_url
 
 from postroad import RetryLater, Turn
+from postroad.model.clock import SECOND
+from postroad.store import queues
 from postroad.testing import Harness
 
 EXAMPLE = Path(__file__).parents[2] / "examples/chat"
@@ -316,6 +318,22 @@ async def test_a_turn_at_its_cap_is_shown_as_failed(chat: Chat, monkeypatch: pyt
     (failed,) = [entry for name, entry in await chat.told() if name == "entry"]
     assert failed["data"]["reason"] == "turn.dead.max_attempts"
     assert failed["data"]["error"] == "the model is down"
+
+
+async def test_nobody_thinks_once_the_worker_is_gone(chat: Chat) -> None:
+    """Half a lease after a worker was heard of last the page is told that it is lost, until another one may begin."""
+    with Harness(chat.app.post, database=chat.url) as harness:
+        with chat.app.post.begin() as tx:
+            tx.publish("chat/c1", chat.app.MESSAGE, {"id": "m1"}, key="m1")
+        harness.clock.advance(1)
+        chat.app.post.database.transact(
+            queues.claim, stream_type="chat", token="dead", limit=9, batch=9, lease=4 * SECOND
+        )
+        told = []
+        for _ in range(4):
+            told.append(chat.feed.standing("c1", 7).state["turn"])
+            harness.clock.advance(1.5)
+    assert told == ["running", "running", "lost", "waiting"]
 
 
 async def test_a_page_that_comes_again_misses_and_repeats_nothing(chat: Chat) -> None:

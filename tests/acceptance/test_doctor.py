@@ -211,8 +211,8 @@ def test_config_shows_every_place(place: Place) -> None:
     (place.folder / "postroad.toml").write_text("poll = 1\n[retention]\nacked = '2 weeks'\n")
     (place.folder / "coded.py").write_text("from postroad import Postroad\npost = Postroad('sqlite:///coded.db')\n")
 
-    def shown(*arguments: str) -> dict[str, tuple[Any, str]]:
-        answer = json.loads(place.call("config", *arguments, "--json").stdout)
+    def shown(*arguments: str, **environ: str) -> dict[str, tuple[Any, str]]:
+        answer = json.loads(place.call("config", *arguments, "--json", **environ).stdout)
         return {one["name"]: (one["value"], one["source"]) for one in answer["data"]}
 
     settings = shown()
@@ -221,7 +221,7 @@ def test_config_shows_every_place(place: Place) -> None:
     assert settings["retention.acked"] == ("14d", "postroad.toml")
     assert settings["grace"] == (25.0, "default")
     assert settings["secret_key"] == (None, "default")
-    assert shown("coded:post")["database_url"] == ("sqlite:///coded.db", "code")
+    assert shown("coded:post", POSTROAD_SCHEMA="")["database_url"] == ("sqlite:///coded.db", "code")
     done = place.call("config")
     assert "retention.acked           14d" in done.stdout
     (place.folder / "postroad.toml").write_text("[retention]\nakced = '2 weeks'\n")

@@ -98,6 +98,16 @@ def test_what_cannot_be_resolved_is_left(desk: Desk, place: dict[str, Any], tmp_
     assert "not parked" in again.stderr
 
 
+def test_a_deleted_stream_is_not_resolved(desk: Desk, place: dict[str, Any], tmp_path: Path) -> None:
+    """Nobody is told that a turn goes on whose stream was deleted: it never does."""
+    desk.post.streams.delete("chat/1", actor="ops")
+    refused = call(place, tmp_path, "resolve", "chat/1", "--retry", *WHO)
+    assert refused.returncode == 1
+    assert "was deleted" in refused.stderr
+    assert desk.kinds() == []
+    assert [row.action for row in desk.post.database.read(audit.list_)] == ["stream.delete"]
+
+
 def test_a_stream_is_stopped(desk: Desk, place: dict[str, Any], tmp_path: Path) -> None:
     """`stream stop` ends the parked turn with an entry on what it did, and withdraws what waits."""
     with desk.post.begin() as tx:

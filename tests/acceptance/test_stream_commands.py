@@ -56,7 +56,8 @@ def test_streams_are_listed(chats: Postroad, place: dict[str, Any], tmp_path: Pa
         ("chat/done", "idle"), ("chat/down", "backing_off"), ("room/new", "waiting"),
     ]  # fmt: skip
     assert set(rows[1]) == {
-        "stream", "type", "version", "deleted_at", "state", "attempts", "until", "why", "waiting", "dead",
+        "stream", "type", "version", "deleted_at", "state", "attempts", "until", "silent_since", "why", "waiting",
+        "dead",
     }  # fmt: skip
     assert set(rows[1]["waiting"][0]) == {"position", "key", "kind", "received_at"}
     assert [row["stream"] for row in data(place, tmp_path, "ls", "--state", "waiting")] == ["room/new"]
@@ -70,6 +71,29 @@ def test_streams_are_listed(chats: Postroad, place: dict[str, Any], tmp_path: Pa
     assert "\x1b" not in said.stdout
     assert call(place, tmp_path, "ls", "--type", "none").stdout == "(no streams)\n"
     assert data(place, tmp_path, "show", "chat/down")["state"] == "backing_off"
+
+
+def test_what_waits_is_shown(chats: Postroad, place: dict[str, Any], tmp_path: Path) -> None:
+    """Each event with what it says, page by page, for people escaped; what is dead with its reason and its end."""
+    with chats.begin() as tx:
+        for n in range(3):
+            tx.publish("room/new", MESSAGE, {"text": f"\x1b[31m{n}"}, key=f"n{n}")
+        tx.publish("chat/down", MESSAGE, {}, key="m2")
+    rows = data(place, tmp_path, "events", "room/new", "--limit", "2")
+    assert [(row["key"], row["data"]) for row in rows] == [("m1", {}), ("n0", {"text": "\x1b[31m0"})]
+    assert set(rows[0]) == {"cursor", "key", "kind", "version", "data", "received_at", "reason", "ended_at"}
+    said = call(place, tmp_path, "events", "room/new", "--limit", "1", "--after", str(rows[1]["cursor"]))
+    assert said.returncode == 0, said.stderr
+    assert "n1 (message)" in said.stdout
+    assert '{"text":"\\u001b[31m1"}' in said.stdout
+    assert "There may be more: --after" in said.stdout
+    assert call(place, tmp_path, "events", "chat/done").stdout == "(no events)\n"
+    assert call(place, tmp_path, "events", "chat/dnoe").returncode == 1
+    chats.streams.stop("chat/down", actor="ann")
+    chats.drain()
+    (row,) = data(place, tmp_path, "events", "chat/down", "--dead")
+    assert (row["key"], row["reason"]) == ("m2", "turn.withdrawn")
+    assert "ended 20" in call(place, tmp_path, "events", "chat/down", "--dead").stdout
 
 
 def test_a_stream_is_deleted(chats: Postroad, place: dict[str, Any], tmp_path: Path) -> None:

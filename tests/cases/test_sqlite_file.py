@@ -1,12 +1,14 @@
-"""A SQLite file that is removed or replaced under a program that has it open."""
+"""A SQLite file that is made, and one that is removed or replaced under a program that has it open."""
 
 import logging
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from postroad import DatabaseReplaced, Kind, Postroad, sqlite
@@ -153,3 +155,83 @@ def test_running_loops_go_on_with_the_new_file(
         until(lambda: idle(post))
         other.close()
     post.close()
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], object]]:
+    """Sets the process's umask for the test."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+def modes(path: Path) -> dict[str, int]:
+    """The file and those that SQLite has beside it, with who may do what."""
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob(f"{path.name}*")}
+
+
+def all_with(mode: int) -> dict[str, int]:
+    return dict.fromkeys(("test.db", "test.db-wal", "test.db-shm"), mode)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_a_new_file_is_for_its_owner_alone(sqlite_path: Path, umask: Callable[[int], object], mask: int) -> None:
+    """Whatever the umask, nobody else may read what is in it, nor in the files beside it."""
+    umask(mask)
+    post, sent = app(sqlite_path)
+    send(post, "k")
+    assert modes(sqlite_path) == all_with(0o600)
+    post.drain()
+    post.close()
+    assert sent == ["k"]
+    assert modes(sqlite_path) == {"test.db": 0o600}
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o600])
+def test_the_mode_of_a_file_that_is_there_stays(sqlite_path: Path, mode: int) -> None:
+    """Whoever made it, or changed its mode, has decided; the files beside it follow."""
+    sqlite_path.touch()
+    sqlite_path.chmod(mode)
+    post, _ = app(sqlite_path)
+    send(post, "k")
+    assert modes(sqlite_path) == all_with(mode)
+    post.close()
+    app(sqlite_path)[0].close()
+    assert modes(sqlite_path) == {"test.db": mode}
+
+
+def test_an_engine_of_the_users_makes_its_file_as_the_umask_has_it(
+    sqlite_path: Path, umask: Callable[[int], object]
+) -> None:
+    """What the application makes by itself is its own matter."""
+    umask(0o027)
+    post, _ = app(sqlite_path, own_engine=True)
+    assert modes(sqlite_path)["test.db"] == 0o640
+    post.close()
+
+
+@pytest.mark.parametrize("form", ["file:{}?uri=true", "file:{}?mode=rwc&uri=true", "file://localhost{}?uri=true"])
+def test_a_file_that_is_named_by_its_uri(sqlite_path: Path, form: str) -> None:
+    """The same for SQLite's own way to name a file."""
+    post = Postroad("sqlite:///" + form.format(sqlite_path))
+    post.check_schema()
+    assert modes(sqlite_path) == all_with(0o600)
+    post.close()
+
+
+def test_a_link_to_a_file_that_is_not_there(sqlite_path: Path) -> None:
+    """The file is made where the link leads, for its owner alone."""
+    target = sqlite_path.with_name("real.db")
+    sqlite_path.symlink_to(target)
+    post, _ = app(sqlite_path)
+    assert modes(target)["real.db"] == 0o600
+    post.close()
+
+
+@pytest.mark.parametrize("name", ["file:{}?mode=rw&uri=true", "file:{}?mode=ro&uri=true", "/nowhere{}"])
+def test_where_nothing_can_be_made_nothing_is(sqlite_path: Path, name: str) -> None:
+    """A URL that makes no file makes none now either, and SQLite says what is wrong."""
+    post = Postroad("sqlite:///" + name.format(sqlite_path))
+    with pytest.raises(OperationalError, match="unable to open database file"):
+        post.check_schema()
+    assert modes(sqlite_path) == {}

@@ -54,7 +54,7 @@ FORCED = msgspec.structs.replace(ANN, force=True)
 MODULES = (acks, dispatch_claims, lanes, moves, operators, outbox, purging, settle, tombstones, transitions)
 # What only reads, or only counts what others have left.
 LOOKS = {
-    "dispatch_claims._CURRENT", "dispatch_claims._BY_TOKEN", "lanes._UNSEEN", "settle._HELD",
+    "dispatch_claims._CURRENT", "dispatch_claims._BY_TOKEN", "lanes._UNSEEN", "settle._HELD", "settle._LATE_WORDS",
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Gates and rates over both databases and every way to run a transaction."""
 
-from postroad.testing.contracts import gates
+from postroad.testing.contracts import gates, rates
 
 
 class TestGates(gates.GateContract):
@@ -11,5 +11,5 @@ class TestGateRaces(gates.GateRaceContract):
     """Two that meet at a gate."""
 
 
-class TestRates(gates.RateContract):
+class TestRates(rates.RateContract):
     """Limits per kind and per host."""

@@ -8,13 +8,13 @@ import pytest
 
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.rows import NewAlert, NewEvent, TimerChange
-from postroad.store import alerts, inbox, status, timers
+from postroad.store import alerts, inbox, queues, status, stopping, timers
 from postroad.store.statements import Statement
 from postroad.store.status import Bounded, KindStatus, Snapshot, StreamCount
 
 Run = Callable[..., Any]
 
-DEAD = Statement("UPDATE {p}inbox SET reason = 'failed' WHERE event_id = :key")
+DEAD = Statement("UPDATE {p}inbox SET reason = :reason WHERE event_id = :key")
 ADOPT = Statement("UPDATE {p}inbox SET front = 0 WHERE event_id = :key")
 DISPATCH = Statement("""
     INSERT INTO {p}outbox (id, key, stream, kind, version, destination, body, headers, policy, status, attempt, epoch,
@@ -51,11 +51,35 @@ def test_events(run: Run, clock: FakeClock) -> None:
     for stream, key in (("load/1", "dead"), ("load/1", "adopted"), ("chat/1", "old"), ("load/2", "new")):
         run(inbox.publish, [NewEvent(stream=stream, event_id=key, kind="k", data="1")])
         clock.advance(10)
-    run(DEAD, key="dead")
+    run(DEAD, key="dead", reason="failed")
     run(ADOPT, key="adopted")
     found: Snapshot = run(status.snapshot)
     assert (found.events_waiting, found.events_dead) == (Bounded(3), Bounded(1))
     assert found.oldest_event_age == 20 * SECOND
+
+
+def ended(run: Run, *reasons: str) -> None:
+    """Events that ended for these reasons, one after the other."""
+    for number, reason in enumerate(reasons):
+        run(inbox.publish, [NewEvent(stream="load/1", event_id=str(number), kind="k", data="1")])
+        run(DEAD, key=str(number), reason=reason)
+
+
+def test_what_somebody_has_dropped_is_no_death(run: Run) -> None:
+    """Events that were withdrawn, or whose stream was deleted, ended because a person said so: nobody is to look."""
+    ended(run, "turn.dead.max_attempts", stopping.WITHDRAWN, queues.STREAM_DELETED, "turn.dead.permanent")
+    found: Snapshot = run(status.snapshot)
+    assert (found.events_waiting, found.events_dead) == (Bounded(0), Bounded(2))
+
+
+def test_the_dead_are_counted_among_the_last_that_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many were dropped, no more is looked at; that there may be more of the dead is said."""
+    monkeypatch.setattr(status, "COUNT_MAX", 2)
+    ended(run, "turn.dead.permanent", "turn.dead.permanent", stopping.WITHDRAWN)
+    assert run(status.snapshot).events_dead == Bounded(2, more=True)
+    run(inbox.publish, [NewEvent(stream="load/2", event_id="new", kind="k", data="1")])
+    run(DEAD, key="new", reason=stopping.WITHDRAWN)
+    assert run(status.snapshot).events_dead == Bounded(1, more=True)
 
 
 def test_dispatches(run: Run, clock: FakeClock) -> None:

@@ -1,9 +1,11 @@
 """Deleting streams from code, and looking at them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import event as hooks
 
 from postroad import (
     OUTCOME,
@@ -231,6 +233,79 @@ def test_a_stream_s_state_from_inside_and_after_its_turn(harness: Open) -> None:
     assert [one.state for one in post.streams.list(type="chat")] == ["idle"]
 
 
+def test_what_waits_can_be_read(harness: Open) -> None:
+    """A chat without a table of its own shows what is not answered yet, typed by its kind, and what never was."""
+
+    def answer(turn: Turn) -> None:
+        if turn.events[0].key == "bad":
+            raise GiveUp("cannot be read")
+
+    post = app(answer)
+    h = harness(post)
+    say(post, "bad", text="???")
+    h.drain()
+    for key in ("m1", "m2", "m3"):
+        say(post, key, text=f"I am {key}")
+    page = post.streams.events(CHAT, limit=2)
+    assert [(one.key, MESSAGE.of(one)) for one in page] == [
+        ("m1", {"text": "I am m1"}), ("m2", {"text": "I am m2"}),
+    ]  # fmt: skip
+    assert [one.key for one in post.streams.events(CHAT, after=page[-1].cursor)] == ["m3"]
+    (dead,) = post.streams.events(CHAT, dead=True)
+    assert (dead.key, dead.data, dead.reason) == ("bad", {"text": "???"}, "turn.dead.permanent")
+    assert dead.ended_at == h.clock.now
+    h.drain()
+    assert post.streams.events(CHAT) == []
+    assert post.streams.events("chat/none") == []
+
+
+async def test_looking_from_async_code(place: dict[str, Any]) -> None:
+    """Each look has an async form that answers the same."""
+    post = Postroad(place["database"], schema=place.get("schema"), migrate=True)
+    say(post, "m1", text="hello")
+    assert await post.streams.aget(CHAT) == post.streams.get(CHAT) is not None
+    assert await post.streams.alist(type="chat") == post.streams.list(type="chat") != []
+    (one,) = await post.streams.aevents(CHAT)
+    assert (one.key, one.data) == ("m1", {"text": "hello"})
+    assert await post.streams.aevents(CHAT, dead=True) == []
+    post.close()
+
+
+def test_what_a_page_costs(harness: Open) -> None:
+    """A page of sixty streams takes as many statements as one of five, and as one of those that are parked."""
+    post = app()
+    h = harness(post)
+    for number in range(60):
+        for key in ("m1", "m2"):
+            say(post, key, f"chat/{number:03}", text="x" * 1_000)
+    with counted(h.post) as statements:
+        costs = []
+        for how in ({"limit": 5}, {"limit": 60}, {"state": "waiting", "limit": 60}, {"state": "parked"}):
+            post.streams.list(**how)
+            costs.append(len(statements))
+            statements.clear()
+        assert costs[0] == costs[1] >= costs[2] > costs[3]
+        assert costs[1] <= 8
+        assert post.streams.get(CHAT) is None
+        assert post.streams.get("chat/001") is not None
+        assert len(statements) <= 8
+        assert not any("data" in sql for sql in statements), "what events say is not read for this"
+
+
+@contextmanager
+def counted(post: Postroad) -> Iterator[list[str]]:
+    """The statements that the app's database is asked meanwhile."""
+    found: list[str] = []
+
+    def before(conn: Any, cursor: Any, sql: str, *_: Any) -> None:
+        if sql.lstrip().startswith(("SELECT", "WITH")) and "set_config" not in sql:
+            found.append(sql)
+
+    hooks.listen(post.database.engine, "before_cursor_execute", before)
+    yield found
+    hooks.remove(post.database.engine, "before_cursor_execute", before)
+
+
 def test_arguments_of_a_list(harness: Open) -> None:
     """A state, a limit or a type that cannot be is refused and named."""
     post = app()
@@ -241,5 +316,10 @@ def test_arguments_of_a_list(harness: Open) -> None:
     for arguments, field in given:
         with pytest.raises(InvalidInput, match=field):
             post.streams.list(**arguments)
+    for page, field in (({"limit": 1_001}, "limit"), ({"after": -1}, "after"), ({"dead": "yes"}, "dead")):
+        with pytest.raises(InvalidInput, match=field):
+            post.streams.events(CHAT, **page)
+    with pytest.raises(InvalidInput, match="type/id"):
+        post.streams.events("chat")
     assert post.streams.list(type="chat", state="idle", limit=1, after="a") == []
     assert post.streams.get("chat/none") is None

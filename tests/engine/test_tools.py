@@ -563,6 +563,25 @@ def resolve(h: Harness, how: Any) -> resolving.Resolution:
     return done
 
 
+def test_a_function_that_is_no_tool_is_refused(harness: Open) -> None:
+    """Calling what was never declared says so, and nothing of it happens."""
+    world = World()
+    h = harness(world.post)
+    said: list[str] = []
+
+    async def decide(turn: Turn) -> None:
+        anything: Any = said.append
+        with pytest.raises(InvalidInput, match="tool has declared") as refused:
+            await turn.call(anything, "x")
+        said.append(refused.value.about["field"])
+
+    world.decide = decide
+    publish(world.post, "a")
+    h.drain()
+    assert said == ["tool"]
+    assert recorded(h) == []
+
+
 def test_continue_hands_over_what_is_known(harness: Open) -> None:
     """After "continue" the turn is run again; of an unsafe call that never ended it hears that nobody knows."""
     world = World(when_interrupted="park")

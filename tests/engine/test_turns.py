@@ -508,6 +508,7 @@ def test_position_says_how_many_stand_before(harness: Open) -> None:
         first, second = (tx.publish("chat/1", NOTE, {"n": n}) for n in (1, 2))
     assert [post.position(first), post.position(second)] == [0, 1]
     h.drain()
+    assert [post.position(first), post.position(second)] == [None, None]
     with post.begin() as tx:
         again = tx.publish("chat/1", NOTE, {"n": 1}, key=first.id)
     assert not again.created

@@ -118,6 +118,7 @@ READ = [  # by people only: where the planner takes a table for nearly empty, th
     (dispatch_views._GET, {"name": "id/7"}, "outbox_key"),
     (dispatch_views._HISTORY, {"id": "id/7"}, "transitions_entity"),
     (operators._STORIES, {"ids": IDS}, "transitions_entity"),
+    (settle._LATE_WORDS, {"ids": IDS}, "transitions_entity"),
     (operators._REVIVE, {"revived": '[{"id":"id/1","due_at":1,"expires_at":null}]', "now": NOW}, "_pkey"),
 ]
 

@@ -94,7 +94,8 @@ def walks(plan: str) -> list[str]:
         for place in places
         if re.search(r"Seq Scan on (\w+\.)?postroad", place)
         or re.search(
-            r"^SCAN (?!q USING (COVERING )?INDEX postroad_queues_parked|json_each|win|walk|front|CONSTANT ROW)", place
+            r"^SCAN (?!q USING (COVERING )?INDEX postroad_queues_parked|json_each|win|walk|front|cut|\(subquery|CONST)",
+            place,
         )
         or (
             re.search(r"Index (Only )?Scan .*on (\w+\.)?postroad", place)

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
-from postroad.store import contents, dialects, inbox, outbox, purging, retention, stream_views, tombstones
+from postroad.store import contents, dialects, inbox, outbox, purging, retention, tombstones
 from postroad.store.database import Database
 from postroad.store.statements import Statement, as_json
 from tests.plans.places import STATISTICS, filled
@@ -55,8 +55,6 @@ TIMES = {
     "most": 500,
     "size": 500,
     "stream": "load/7",
-    "after": "load/7",
-    "end": "load0",
     "places": as_json(list(range(500))),
     "ids": as_json([f"i{n}" for n in range(500)]),
     "keys": as_json([{"turn_id": f"t{n}", "ordinal": 1, "stream": f"load/{n}", "key": "key"} for n in range(500)]),
@@ -135,7 +133,7 @@ ENDS = [
 
 
 def name(value: object) -> str:
-    modules = (retention, contents, purging, tombstones, stream_views)
+    modules = (retention, contents, purging, tombstones)
     found = (n for module in modules for n, item in vars(module).items() if item is value)
     return next(found, "").strip("_").lower()
 
@@ -167,23 +165,3 @@ def test_the_looks_at_tombstones(database: Database, statement: Statement, index
         assert_walked(text, index)
         if database.is_sqlite:
             assert "SEARCH t USING" in text, text
-
-
-VIEWS = [
-    (stream_views._OF_STREAMS, "pkey"),
-    (stream_views._OF_QUEUES, "pkey"),
-    (stream_views._OF_INBOX, "postroad_inbox_"),
-    (stream_views._DEAD_COUNT, "postroad_inbox_"),
-]
-
-
-@pytest.mark.parametrize(("statement", "index"), VIEWS, ids=name)
-def test_lists_of_streams(database: Database, statement: Statement, index: str) -> None:
-    """Streams are listed along the keys of their tables, from the name behind which the page begins."""
-    with database.engine.connect() as conn:
-        dialects.distrust_statistics(database.bind(conn))
-        text = plan(conn, statement)
-    assert index in text or (index == "pkey" and "sqlite_autoindex" in text), text
-    for line in text.splitlines():
-        walked = "Seq Scan on postroad_" in line or ("SCAN postroad_" in line and "USING" not in line)
-        assert not walked, text

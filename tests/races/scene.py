@@ -6,6 +6,8 @@
 | load/2 | claimed by `lost`, whose lease is over |
 | load/3 | nobody has claimed it |
 | load/4 | claimed by `held`; its event is in the log already, as after a REPEATABLE READ publisher |
+| load/6 | deleted two days ago, with something of everything in it, and with what could not see the deletion |
+| load/7 | deleted two days ago while `late` had claimed it |
 | d1 | being sent by `sent`, whose lease runs |
 | d2 | pending and due |
 | d3, d5 | claimed by `lost`, whose lease is over; d5 at its last attempt and without a stream |
@@ -14,7 +16,7 @@
 | d7 | asks for an acknowledgement, was sent once and is due again |
 | d8 | asks for an acknowledgement, pending, its deadline has passed |
 | d9 | asks for an acknowledgement, a dead letter |
-| t1, t2 | timers of load/1: due, and due later |
+| t1, t2, t6 | timers: of load/1 due, and due later; of load/6 due |
 | one alert | not rung |
 | h11 | a hook to a.example, which is down: being sent by `tries` as the probe of its gate |
 | h12 | a hook to b.example, which is down: pending, and its gate may be tried |
@@ -28,16 +30,20 @@ Built once by our own verbs, then copied: each race gets the same rows, position
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, event
 
 from postroad import Postroad
+from postroad.engine.records import BEGIN, Records
 from postroad.model.acks import Keyring, Presented
 from postroad.model.clock import SECOND, SystemClock
 from postroad.model.lifecycle import Status
+from postroad.model.operations import OperationRow
+from postroad.model.retention import DAY
 from postroad.model.retry import Retry
 from postroad.model.rows import (
     ClaimedDispatches,
@@ -51,8 +57,21 @@ from postroad.model.rows import (
     TimerChange,
     TurnClaim,
 )
-from postroad.store import alerts, dispatch_claims, inbox, log, outbox, queues, settle, timers, turns
+from postroad.store import (
+    alerts,
+    dispatch_claims,
+    inbox,
+    log,
+    operations,
+    outbox,
+    partials,
+    queues,
+    settle,
+    timers,
+    turns,
+)
 from postroad.store.database import Database
+from postroad.store.partials import Said
 from postroad.store.schema import PREFIX
 from postroad.store.statements import render
 from postroad.testing.contracts.dispatches import dispatch
@@ -70,9 +89,10 @@ HOOK = msgspec.structs.replace(POLICY, kind="hook", patience=3_600 * SECOND)
 TEXT = msgspec.structs.replace(HOOK, kind="text", rate=100.0)
 POLICIES = {policy.kind: policy for policy in (POLICY, HOOK, TEXT)}
 DOWN = "refused"
-COPIED = (*TABLES, "rates")
+COPIED = (*TABLES, "rates", "operations", "partials", "audit")
 KEYS = Keyring(["the secret of the races"])
 LANDED = "load/4"  # until somebody drops it, its event stands in inbox and log
+GONE = ("load/6", "load/7")  # of what they contained a part may have been deleted
 DRAINS_MAX = 20
 # What they say of rows alone. The others compare with clients' ledgers, sinks and the simulation's own workload.
 CHECKS = (
@@ -164,6 +184,7 @@ def build(database: Database) -> Scene:
         lost_turns, lost_sends = _begin_lost(bound, now=now - 2 * LEASE)
         down = _begin_down(bound, now=now - LEASE // 3)
         scene = _begin_held(bound, lost_turns, [*lost_sends, *down], program(database), now=now)
+        scene = replace(scene, turns=scene.turns | _begin_gone(bound, now=now - 2 * DAY))
         for table in COPIED:
             conn.exec_driver_sql(_of(database, f"CREATE TABLE scene_{table} AS SELECT * FROM {{p}}{table}"))
     return scene
@@ -241,6 +262,29 @@ def _begin_held(
     )
 
 
+def _begin_gone(conn: Connection, *, now: int) -> dict[str, TurnClaim]:
+    """What was deleted; the claim that was held then."""
+    full, held = GONE
+    inbox.publish(conn, [new_event(1, full), new_event(2, full)], now=now)
+    (before,) = claim(conn, "gone", now=now).claims
+    call = Hold(full, before.token)
+    row = OperationRow(
+        turn_id=before.turn_id, ordinal=1, run_id=before.run_id, stream=full, tool="find", version=1, effect="read",
+        arguments="{}",
+    )  # fmt: skip
+    operations.start(conn, [operations.Start(hold=call, row=row)], now=now)
+    said = Said(name=full, token=before.token, run=before.run_id, turn=before.turn_id, words="hm")
+    partials.carry(conn, [said], {}, now=now)
+    decision = decided(before, "note", consumed=before.events[:1], dead=before.events[1:], dead_reason="poison")
+    turns.commit(conn, [decision], now=now)
+    inbox.publish(conn, [new_event(1, held), new_event(2, held)], now=now)
+    late = claim(conn, "late", now=now).claims
+    BEGIN.run(conn, [Records(deletions=list(GONE))], now=now)
+    inbox.add(conn, [new_event(3, full)], now=now)
+    timers.apply(conn, [armed("set", "t6", now, full)], now=now)
+    return {one.stream: one for one in late}
+
+
 def armed(verb: Any, key: str, at: int, stream: str = "load/1") -> TimerChange:
     """A change of a timer that is due at `at`."""
     return TimerChange(verb=verb, stream=stream, key=key, fire_at=at, spec=f"at {at}")
@@ -282,7 +326,7 @@ def broken(history: History) -> Iterator[str]:
     parked = any(row.state == "parked" for row in history.queues)
     for check in CHECKS:
         for said in check(history):
-            if LANDED not in said and not (parked and "at the end" in said):
+            if not any(name in said for name in (LANDED, *GONE)) and not (parked and "at the end" in said):
                 yield f"{check.__name__}: {said}"
     for stream, rows in grouped(history.log, "stream").items():
         # e8 and e9 are published in the race, all others were there before it.
@@ -305,7 +349,9 @@ def lost(history: History, answers: Sequence[Any]) -> Iterator[str]:
 
 def look(conn: Connection, *, end: bool = False) -> History:
     """All rows as this transaction sees them."""
-    return History(options=_OPTIONS, now=0, ledger=Ledger(), end=end, **tables(conn))
+    found = tables(conn)
+    deleted = [SimpleNamespace(stream=row.id) for row in found["streams"] if row.deleted_at is not None]
+    return History(options=_OPTIONS, now=0, ledger=Ledger(), end=end, deleted=deleted, **found)
 
 
 def drain(conn: Connection, *, now: int) -> None:
@@ -335,6 +381,7 @@ def came_to(history: History) -> dict[str, list[Any]]:
     """
     keys = {row.id: row.key for row in history.outbox}
     return {
+        "gone": sorted(history.gone),
         "log": sorted((row.stream, row.entry_id) for row in history.log),
         "inbox": sorted((row.stream, row.event_id, row.reason) for row in history.inbox),
         "queues": [(row.stream, row.state) for row in history.queues],

@@ -41,6 +41,7 @@ FOUND = (
     {"commit", "begin_small"}, {"commit_lost", "begin_small"}, {"claim_turns"}, {"claim_sends"},
     {"begin_ack", "withdraw_asked"},
 )  # fmt: skip
+DELETIONS = ("delete_", "commit_deletes")
 PAIRS = pairs()
 State = dict[str, list[Any]]
 Came = tuple[list[Any], State]
@@ -108,9 +109,18 @@ def _names(pair: tuple[Transaction, Transaction]) -> str:
 
 
 def _of(pair: tuple[Transaction, Transaction], found: Came) -> Came:
-    """Without the runs, if both leave things to each other: then they may share them in any way."""
+    """Without the runs, if both leave things to each other: then they may share them in any way.
+
+    And without what a deletion makes of those who could not see it: a turn that begins its stream's log meets a
+    conflict before it hears of the deletion, and a timer that was armed meanwhile is dropped later, with an alert.
+    """
     answers, state = found
-    return answers, {**state, "runs": []} if all(one.skips for one in pair) else state
+    if all(one.skips for one in pair):
+        state = {**state, "runs": []}
+    if any(one.name.startswith(DELETIONS) for one in pair):
+        answers = ["StreamDeleted" if answer == "ConcurrencyConflict" else answer for answer in answers]
+        state = {**state, "alerts": [alert for alert in state["alerts"] if alert[0] != "timer.refused"]}
+    return answers, state
 
 
 def _turned(found: Came) -> Came:

@@ -6,7 +6,8 @@ timers, `ga` the gate of a.example, `g` that of all hooks, `gt` that of all text
 that have one in common can meet; what has none in common with another shares no row with it.
 `python -m tests.races.works` prints the table of all pairs, with where they meet.
 
-Not here: retention, operators' verbs but for `retry`, and the deletion of streams; reads, which lock nothing.
+Not here: retention but for what deleted streams contained, and operators' verbs but for `retry` and a deletion; reads,
+which lock nothing.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from postroad.store import inbox as inboxes
 from postroad.store.database import Database
 from postroad.store.operators import Due, Orders
 from postroad.testing.contracts.streams import decided, event
-from tests.races import gate_works  # noqa: F401 (they are put into the table)
+from tests.races import deletion_works, gate_works  # noqa: F401 (they are put into the table)
 from tests.races.scene import LEASE, POLICY, TYPE, Scene, armed, claim, mail, word
 from tests.races.transactions import WORKS, Transaction, work
 
@@ -57,12 +58,12 @@ def publish_other(conn: Connection, scene: Scene, who: str) -> Any:
     return inboxes.publish(conn, [event(8, "load/1"), event(1, "load/1", data='{"n":2}')], now=scene.now)
 
 
-@work("q1 q2 q3 q4 q5 i1 i2 i3 i4 i5 l1 l2 l3 l4 l5 u2", skips=True)
+@work("q1 q2 q3 q4 q5 i1 i2 i3 i4 i5 l1 l2 l3 l4 l5 u2 q6 i6 l6 q7 i7 l7 u7", skips=True)
 def claim_turns(conn: Connection, scene: Scene, who: str) -> Any:
     return claim(conn, f"claim-{who}", now=scene.now)
 
 
-@work("q2 q3 i2 i3 l2 l3 u2", skips=True)
+@work("q2 q3 i2 i3 l2 l3 u2 q6 i6 l6 q7 i7 l7 u7", skips=True)
 def whole_turns(conn: Connection, scene: Scene, who: str) -> Any:
     """Claims and their commits at once, of which others see only what is left: a stream that is free, or free again."""
     done = []
@@ -155,7 +156,7 @@ def end_stale(conn: Connection, scene: Scene, who: str) -> Any:
     return queues.end_stale(conn, scene.hold("load/2"), now=scene.now)
 
 
-@work("q1 q2 q4 q5 i1 i2 i3 i4 i5", skips=True)
+@work("q1 q2 q4 q5 i1 i2 i3 i4 i5 i6 q7 i7", skips=True)
 def adopt(conn: Connection, scene: Scene, who: str) -> Any:
     return queues.adopt(conn, stream_type=TYPE, now=scene.now)
 
@@ -298,7 +299,7 @@ def timers_set(conn: Connection, scene: Scene, who: str) -> Any:
     return timers.apply(conn, [armed("set", "t3", scene.now + 2), armed("set", "t1", scene.now - 1)], now=scene.now)
 
 
-@work("t1 i1 l1 a", skips=True)
+@work("t1 i1 l1 t6 l6 a", skips=True)
 def fire(conn: Connection, scene: Scene, who: str) -> Any:
     return timers.fire(conn, limit=10, now=scene.now)
 

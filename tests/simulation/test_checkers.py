@@ -13,15 +13,21 @@ import pytest
 from postroad.testing.simulation.checkers import CHECKS, violations
 from postroad.testing.simulation.history import TABLES, History
 from postroad.testing.simulation.ledger import Answer
+from postroad.testing.simulation.options import OPERATIONS
 from postroad.testing.simulation.seeds import play
 from postroad.testing.simulation.sink import Begun
 from tests.simulation.bad_gates import BAD_GATES
+from tests.simulation.bad_reports import BAD_REPORTS
 from tests.simulation.bad_tools import BAD_TOOLS
 from tests.simulation.picking import change, first, sent, start_of
 
 SEED = 126
-CONVERSATIONS = 108
-OTHERS = ("landed", "rang", "purged", "tombstones", "audit", "gate_log", "operations", "deleted", "late")
+CONVERSATIONS = 112
+REPORTS = 70
+OTHERS = (
+    "landed", "rang", "purged", "tombstones", "audit", "gate_log", "operations", "deleted", "late", "opened", "ends",
+    "beside",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +42,12 @@ def spoken() -> History:
     return ended(CONVERSATIONS)
 
 
+@pytest.fixture(scope="module")
+def told() -> History:
+    """The end of a seed in which jobs reported, turns delegated, and crons ran."""
+    return ended(REPORTS, operations=2 * OPERATIONS)
+
+
 @pytest.fixture
 def history(recorded: History) -> History:
     """The same with rows that can be changed."""
@@ -48,8 +60,14 @@ def conversations(spoken: History) -> History:
     return loosened(spoken)
 
 
-def ended(seed: int) -> History:
-    verdict = play(seed)
+@pytest.fixture
+def reports(told: History) -> History:
+    """The same with rows that can be changed."""
+    return loosened(told)
+
+
+def ended(seed: int, *, operations: int = OPERATIONS) -> History:
+    verdict = play(seed, operations=operations)
     assert verdict.error is None
     assert verdict.history is not None
     return verdict.history
@@ -166,7 +184,8 @@ def start_after_budget(h: History) -> None:
 
 
 def settle_for_another(h: History) -> None:
-    start = start_of(h)
+    row = first(h.outbox, status="delivered", attempt=1, epoch=0)
+    start = first(h.transitions, entity=row.id, reason_code="dispatch.delivering.attempt")
     taken_over = SimpleNamespace(**vars(start))
     taken_over.metadata = '{"attempt":2,"epoch":0}'
     taken_over.from_status = "delivering"
@@ -336,9 +355,9 @@ BAD: dict[str, Callable[[History], None]] = {
 }  # fmt: skip
 
 
-def test_the_recorded_history_is_good(history: History, conversations: History) -> None:
+def test_the_recorded_history_is_good(history: History, conversations: History, reports: History) -> None:
     """The neighbour of all the bad histories breaks no invariant."""
-    assert violations(history) == violations(conversations) == []
+    assert violations(history) == violations(conversations) == violations(reports) == []
 
 
 @pytest.mark.parametrize("code", BAD)
@@ -355,6 +374,13 @@ def test_a_bad_conversation_is_seen(conversations: History, code: str) -> None:
     assert code in {wrong.partition(" ")[0] for wrong in violations(conversations)}
 
 
+@pytest.mark.parametrize("code", BAD_REPORTS)
+def test_a_bad_report_is_seen(reports: History, code: str) -> None:
+    """The invariant of this name is what the changed history breaks, perhaps with others."""
+    BAD_REPORTS[code](reports)
+    assert code in {wrong.partition(" ")[0] for wrong in violations(reports)}
+
+
 def test_every_checker_has_a_bad_history() -> None:
     """No checker is trusted that was never seen to fail."""
-    assert {name.partition(" ")[0] for name in CHECKS} == {*BAD, *BAD_TOOLS}
+    assert {name.partition(" ")[0] for name in CHECKS} == {*BAD, *BAD_TOOLS, *BAD_REPORTS}

@@ -14,10 +14,14 @@ from sqlalchemy.orm import Session
 
 from postroad import (
     OUTCOME,
+    REPORT,
+    TASK,
     TIMER_FIRED,
     Accepted,
     Alert,
     Changed,
+    Delegated,
+    Delegation,
     Dispatch,
     DispatchFilter,
     DispatchRow,
@@ -32,8 +36,10 @@ from postroad import (
     OutcomeUnknown,
     Postroad,
     Receipt,
+    Report,
     Retry,
     RetryLater,
+    Task,
     Tool,
     Transaction,
     Turn,
@@ -111,6 +117,16 @@ handlers.recorded("notes")
 post.include(handlers, "shop.handlers:handlers")
 
 
+@handlers.stream_owner
+def owner(connection: Connection, stream: str) -> str | None:
+    found: str | None = connection.scalar(text("SELECT owner FROM chats"))
+    return found
+
+
+@post.turn("room", wake_on_report=True)
+def room(turn: Turn) -> None: ...
+
+
 @post.turn("load", debounce=1, debounce_max=timedelta(seconds=5), attempts=3, timeout=60)
 async def load(turn: Turn) -> None:
     assert_type(turn.fold(NAMES), list[str])
@@ -131,9 +147,32 @@ async def load(turn: Turn) -> None:
     turn.cancel_timer("soon")
 
 
+post.delegation("work", depth=2, fan_out=10)
+
+
+@post.turn("work")
+def work(turn: Turn) -> None:
+    accepted = turn.delegate("work/2", Ping(1.0), key="look", timeout=timedelta(hours=1))
+    assert_type(accepted, Accepted)
+    for event in turn.events:
+        assert_type(Delegated.of(event), Delegated | None)
+        task = TASK.of(event)
+        assert_type(task, Task | None)
+        if task is not None:
+            turn.finish({"depth": task.depth}, task=event)
+    assert_type(turn.tasks(), Sequence[Delegation])
+    for open_ in turn.delegations():
+        turn.finish(error=open_.error, task=open_)
+
+
 @post.turn("chat", on_duplicate=lambda turn, key: turn.record("note", {"key": key}))
 def chat(turn: Turn) -> None:
     turn.write(lambda conn: conn.execute(text("select 1")))
+
+
+@post.cron("digest", "0 7 * * *", tz="Europe/Berlin", missed="all", attempts=3, timeout=timedelta(minutes=5), lease=9)
+async def digest(turn: Turn) -> None:
+    turn.publish("load/1", PING, Ping(1.0), key=turn.events[0].key)
 
 
 @post.filter("load", OUTCOME)
@@ -175,6 +214,13 @@ async def rows_async(conn: AsyncConnection, session: AsyncSession) -> None:
     assert_type(post.position(accepted), int | None)
     for entry in await post.aread("load/1", after=3, limit=10):
         assert_type(entry, Entry)
+    landed = await post.areport(
+        "load/1", {"n": 1}, key="cron:1", wait=timedelta(seconds=5), source="load/2", owner="ann"
+    )
+    assert_type(landed, Entry | None)
+    if landed:
+        assert_type(REPORT.of(landed), Report | None)
+    assert_type(post.report("load/1", Ping(1.0), key="cron:1", wait=None, on_conflict="error"), Entry | None)
 
 
 async def run() -> None:

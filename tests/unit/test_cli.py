@@ -244,7 +244,7 @@ def test_a_stream_shows_its_log_its_inbox_and_its_runs(filled: Place) -> None:
     assert [(entry["seq"], entry["key"], entry["data"]) for entry in room["entries"]] == [(1, "e1", {"text": EVIL})]
     assert [run["end"] for run in room["runs"]] == ["committed"]
     lost = answer("stream", "show", "lost/1", *filled.options)
-    assert lost["queue"] == {"state": "parked", "until": None, "attempts": 3}
+    assert lost["queue"] == {"state": "parked", "until": None, "attempts": 3, "heard_at": None}
     assert [event["event_id"] for event in lost["waiting"]] == ["e2"]
     assert [(event["event_id"], event["reason"]) for event in lost["dead"]] == [("e1", "failed")]
     assert "committed" in run("stream", "show", "room/1", *filled.options).stdout
@@ -452,7 +452,7 @@ def test_the_parts_are_those_of_the_engine() -> None:
         ("sqlite:///folder", "sqlite:///folder: unable to open database file", 1),
         ("postgresql://me:s3cret@/nothing?host=/nowhere", "postgresql://me:***@/nothing?host=/nowhere: ", 1),
         ("foo", "must begin with sqlite:///, postgres:// or postgresql://", 2),
-        ("postgresql://u:s3cret@h:port/d", "is not a database's URL", 2),
+        ("postgresql://u:s3cret@h:port/d", "database_url (command line): database must be a URL such as", 2),
     ],
 )
 @pytest.mark.parametrize("where", ["option", "code"])
@@ -490,6 +490,72 @@ def test_a_poll_interval_that_the_loops_refuse_is_refused_first(tmp_path: Path) 
     (tmp_path / "postroad.toml").write_text("poll = 0.0")
     result = run("run", "none:post")
     assert (result.exit_code, "poll (postroad.toml) must be 0.001 to 30 seconds" in result.stderr) == (2, True)
+
+
+def write_app(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An app whose database is a file that is not there yet, as the environment says."""
+    (folder / f"{name}.py").write_text("from postroad import Postroad\npost = Postroad()\n")
+    monkeypatch.setenv("POSTROAD_DATABASE_URL", f"sqlite:///{name}.db")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("POSTROAD_POLL", "nan", "poll (POSTROAD_POLL) must be 0.001 to 30 seconds, got nan"),
+        ("POSTROAD_GRACE", "-1", "grace (POSTROAD_GRACE) must be 0 seconds or more"),
+        ("POSTROAD_SECRET_KEY", "s3cret", "secret_key (POSTROAD_SECRET_KEY): "),
+        ("POSTROAD_SECRET_KEYS_FORMER", '["s3cret"]', "secret_keys_former (POSTROAD_SECRET_KEYS_FORMER): "),
+        ("POSTROAD_DISPATCH_NOTIFY_TEMPLATE", '["sh", "{to}"]', "dispatch.notify_template (POSTROAD_DISPATCH_NOTIFY_"),
+        ("POSTROAD_SCHEMA", "s", "schema (POSTROAD_SCHEMA): SQLite has no schemas"),
+    ],
+)
+def test_a_setting_that_run_refuses_is_refused_by_config(
+    variable: str, value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run`, `run --once` and `config` say the same of it, with exit code 2; people see all settings all the same."""
+    write_app(tmp_path, "wrong", monkeypatch)
+    if variable == "POSTROAD_SECRET_KEYS_FORMER":
+        monkeypatch.setenv("POSTROAD_SECRET_KEY", "k" * 32)
+    monkeypatch.setenv(variable, value)
+    for command in (["config"], ["config", "wrong:post"], ["run", "wrong:post"], ["run", "wrong:post", "--once"]):
+        result = run(*command)
+        assert (result.exit_code, said in result.stderr) == (2, True), (command, result.output)
+        assert ("retention.enabled" in result.stdout) == (command[0] == "config")
+        assert "s3cret" not in result.output
+    error = answer("config", exit_code=2)
+    assert (error["kind"], said in error["message"]) == ("invalid_input", True)
+    assert "field" in error["detail"]
+    assert not (tmp_path / "wrong.db").exists()
+
+
+async def closes(post: Postroad, *_: object) -> None:
+    """In the place of the loops."""
+    post.close()
+
+
+def test_an_option_goes_before_a_setting_that_would_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command line says better is not asked of the environment."""
+    write_app(tmp_path, "better", monkeypatch)
+    monkeypatch.setattr(running, "_run", closes)
+    monkeypatch.setenv("POSTROAD_POLL", "nan")
+    result = run("run", "better:post", "--poll", "0.1")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", [["config"], ["config", "--json"], ["run"], ["run", "--once"]], ids=" ".join)
+def test_a_misspelt_variable_is_told(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run`, `run --once` and `config` warn of a variable that would be passed over, on stderr, and go on."""
+    write_app(tmp_path, "misspelt", monkeypatch)
+    monkeypatch.setattr(running, "_run", closes)
+    monkeypatch.setenv("POSTROAD_GRAC", "s3cret")
+    result = run(*command, "misspelt:post")
+    assert result.exit_code == 0, result.output
+    [line] = [line for line in result.stderr.splitlines() if "POSTROAD_GRAC " in line]
+    assert "POSTROAD_GRAC in the environment is no setting: did you mean POSTROAD_GRACE?" in line
+    assert "s3cret" not in result.output
+    assert "POSTROAD_GRAC" not in result.stdout
 
 
 def test_a_scenario_that_is_no_text_is_told(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Signatures of Standard Webhooks, held against its vectors and its reference library; the receiver's side."""
 
 import base64
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.message import Message
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import standardwebhooks
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 
 from postroad import InvalidInput, Refused, webhooks
 from postroad.model.clock import SystemClock, moment
@@ -105,6 +107,49 @@ def test_headers_of_any_kind_are_read() -> None:
     with pytest.raises(webhooks.BadSignature, match="once"):
         webhooks.verify(BODY, message, SECRET, now=NOW)
     assert webhooks.verify(BODY, {name.title(): value for name, value in HEADERS.items()}, SECRET, now=NOW) == ID
+
+
+class Collection:
+    """A framework's own, which is no Mapping; of some the same name may come twice."""
+
+    def __init__(self, *pairs: tuple[str, str]) -> None:
+        self._pairs = pairs
+
+    def items(self) -> Iterator[tuple[str, str]]:
+        return iter(self._pairs)
+
+
+PAIRS = [(name.title(), value) for name, value in HEADERS.items()]
+RAW = [(name.upper().encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        PAIRS, tuple(PAIRS), iter(PAIRS), dict(PAIRS), Collection(*PAIRS), RAW, tuple(RAW), list(map(list, RAW)),
+        Headers(dict(PAIRS)), Headers(raw=RAW), Headers(raw=RAW).raw, [*PAIRS, ("accept", "*/*"), ("accept", "x")],
+    ],
+    ids=lambda headers: type(headers).__name__,
+)  # fmt: skip
+def test_headers_come_as_pairs_too(headers: Any) -> None:
+    """A list of pairs, an ASGI scope's bytes, a framework's collection: all are read, in any case of letters."""
+    assert webhooks.verify(BODY, headers, SECRET, now=NOW) == ID
+
+
+@pytest.mark.parametrize("pairs", [[], PAIRS[:2], [*PAIRS, PAIRS[0]], [*RAW, RAW[2]], [*PAIRS, *RAW]])
+def test_pairs_that_lack_or_repeat_a_header_are_refused(pairs: Any) -> None:
+    """What is missing, or there twice in whatever form, is a bad signature, as in a mapping."""
+    with pytest.raises(webhooks.BadSignature, match="must be there, once"):
+        webhooks.verify(BODY, pairs, SECRET, now=NOW)
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "webhook-id: canary", b"canary", ["canary"], [("a", "b", "c")], [None]])
+def test_what_are_no_headers_is_told(wrong: Any) -> None:
+    """Anything else is a mistake of the receiver's own, named without what is in it."""
+    with pytest.raises(InvalidInput, match="headers must be") as caught:
+        webhooks.verify(BODY, wrong, SECRET, now=NOW)
+    assert caught.value.about == {"field": "headers"}
+    assert "canary" not in f"{caught.value} {caught.value.__context__!r}"
 
 
 MALFORMED: list[dict[str, Any]] = [

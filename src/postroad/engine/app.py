@@ -18,7 +18,8 @@ from postroad.engine.leases import Keeper
 from postroad.engine.loop import POLL, Parts
 from postroad.engine.partials import Partials
 from postroad.engine.records import Records
-from postroad.engine.running import GRACE, PARTS, Drained, Loops, Part, Runtime, build, drain, run_bounded
+from postroad.engine.reports import OnConflict, Reporting, written
+from postroad.engine.running import GRACE, PARTS, Drained, Loops, Part, Runtime, build, drain, linger, run_bounded
 from postroad.engine.streams import Streams
 from postroad.engine.telemetry import Telemetry, logger
 from postroad.engine.transaction import Opening
@@ -31,7 +32,7 @@ from postroad.model.errors import InvalidInput, Refused, Span, shown
 from postroad.model.events import Entry, Partial
 from postroad.model.ids import check_schema, check_stream
 from postroad.model.payload import callable_, whole
-from postroad.store import borrowed, dialects, inbox, log, migrations, moments, sqlite_version
+from postroad.store import borrowed, dialects, log, migrations, moments, sqlite_version, stream_views
 from postroad.store.database import Database
 
 Lifespan = Callable[["Postroad"], AbstractAsyncContextManager[Any]]
@@ -158,7 +159,9 @@ class Postroad(Handlers):
         async with self.resources():
             parts.keeper.start()
             try:
-                await drain(build(parts, only))
+                loops = build(parts, only)
+                await drain(loops)
+                await linger(loops)
             finally:
                 parts.keeper.close()
         return Drained(parts.counts, await self.database.aread(moments.waiting))
@@ -170,6 +173,40 @@ class Postroad(Handlers):
     async def aread(self, stream: str, *, after: int = 0, limit: int = 200) -> Sequence[Entry]:
         """A stream's entries with a seq above `after`, oldest first."""
         return await self.database.aread(log.read, check_stream(stream), after=_seq(after), limit=_limit(limit))
+
+    def report(
+        self, stream: str, data: Any, *, key: str, wait: Span | None = 0, source: str | None = None,
+        owner: str | None = None, on_conflict: OnConflict = "keep",
+    ) -> Entry | None:  # fmt: skip
+        """`areport` for a thread, which waits in it."""
+        report = written(stream, data, key=key, source=source, owner=owner, on_conflict=on_conflict)
+        return self._reporting().report(report, wait)
+
+    async def areport(
+        self, stream: str, data: Any, *, key: str, wait: Span | None = 0, source: str | None = None,
+        owner: str | None = None, on_conflict: OnConflict = "keep",
+    ) -> Entry | None:  # fmt: skip
+        """Tell a stream something: durable first, then wait at most that long for it to land in its log.
+
+        It lands between turns, behind what waits already. Who gives up waiting, is cancelled or dies changes nothing.
+
+        Args:
+            data: What a payload may be. The entry holds it as `data`, with what a conversation needs (`Report`).
+            key: The entry's key, the same on every retry: what was reported under it first stands.
+            wait: None waits until the report has landed or its stream is deleted. In a turn nobody waits.
+            source: The stream it comes from. It must be there, and be the `owner`'s, see `stream_owner`.
+            on_conflict: "error" refuses other content under a key instead.
+
+        Returns:
+            The entry; None: it was accepted, and will land.
+
+        Raises:
+            SourceRefused: The source is missing, deleted, or not the owner's; nothing was stored.
+            KeyConflict: The key is another event's, or ("error") another report's.
+            StreamDeleted: The stream was deleted.
+        """
+        report = written(stream, data, key=key, source=source, owner=owner, on_conflict=on_conflict)
+        return await self._reporting().areport(report, wait)
 
     def watch(self, stream: str, *, after: int = 0) -> AsyncGenerator[Entry | Partial, None]:
         """A stream's entries with a seq above `after`, each once and in order, and what its running turn says.
@@ -197,12 +234,12 @@ class Postroad(Handlers):
             return self._hub
 
     def position(self, accepted: Accepted) -> int | None:
-        """How many events of its stream stand before this one; None once it has landed."""
+        """How many events of its stream stand before this one; None once it has landed, or has ended otherwise."""
         if not isinstance(accepted, Accepted):
             raise InvalidInput(f"accepted must be what publish returned, got {shown(accepted)}.", field="accepted")
         if accepted.stream is None or accepted.position is None:
             return None
-        return self.database.read(inbox.before, accepted.stream, accepted.position)
+        return self.database.read(stream_views.place, accepted.stream, accepted.position)
 
     def observe(self, fn: Callable[[str, Mapping[str, Any]], None]) -> None:
         """The one telemetry seam: `fn(name, values)`, a plain function, for all that happens in this process."""
@@ -263,6 +300,7 @@ class Postroad(Handlers):
             poll=poll,
             retention=config.retention(settings),
             counts=Counter(),
+            started=database.clock.wall(),
         )
 
     def runtime(
@@ -339,6 +377,9 @@ class Postroad(Handlers):
         else:
             migrations.check(database.bind(connection))
         return database
+
+    def _reporting(self) -> Reporting:
+        return Reporting(self.database, self._wakeups, self.hub(), self._registry.owner_of)
 
     def _announce(self, records: Records) -> None:
         self._wakeups.announce(records.topics)

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -38,9 +38,10 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """We ended it: its claim was lost, or the process shuts down."""
+    """We ended it: its claim was lost, or the process shuts down. `stuck`: it runs on, as with `TimedOut`."""
 
     why: str
+    stuck: bool = False
 
 
 CallResult = Returned | Raised | TimedOut | Aborted
@@ -73,10 +74,13 @@ class Call(Protocol):
 class Calls(Protocol):
     """How user code is run."""
 
-    def start(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done) -> Call:
+    def start(
+        self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done, late: Done | None = None
+    ) -> Call:
         """Call `fn(argument)`, for `timeout` microseconds at the most.
 
-        `done` gets the result, once, in the loop's thread, and maybe before this returns.
+        `done` gets the result, once, in the loop's thread, and maybe before this returns. `late` gets what the call
+        came to by itself after its end was told: always if it was `stuck`, else only if it returned all the same.
         """
 
 
@@ -109,22 +113,25 @@ class RealCalls:
         """How many calls outlived their deadline and still run."""
         return len(self._stuck)
 
-    def start(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done) -> Call:
+    def start(
+        self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done, late: Done | None = None
+    ) -> Call:
         awaited = is_async(fn)
         future = asyncio.ensure_future(_guarded(fn, argument)) if awaited else _in_thread(fn, argument)
-        return _Call(future, timeout / SECOND, done, cancels=awaited, stuck=self._stuck)
+        return _Call(future, timeout / SECOND, done, late or _unheard, cancels=awaited, stuck=self._stuck)
 
 
 class _Call:
-    """A call with its deadline. What it still does after its end is refused."""
+    """A call with its deadline. What it still does after its end changes that end no more."""
 
-    __slots__ = ("_cancels", "_done", "_due", "_future", "_loop", "_patient", "_stuck", "_timer", "_verdict")
+    __slots__ = ("_cancels", "_done", "_due", "_future", "_late", "_loop", "_patient", "_stuck", "_timer", "_verdict")
 
     def __init__(
         self,
         future: asyncio.Future[CallResult],
         seconds: float,
         done: Done,
+        late: Done,
         *,
         cancels: bool,
         stuck: set[asyncio.Future[CallResult]],
@@ -132,6 +139,7 @@ class _Call:
         self._loop = future.get_loop()
         self._future = future
         self._done = done
+        self._late = late
         self._cancels = cancels
         self._stuck = stuck
         self._verdict: TimedOut | Aborted | None = None
@@ -146,10 +154,16 @@ class _Call:
 
     def _ended(self, future: asyncio.Future[CallResult]) -> None:
         self._timer.cancel()
+        result = _result(future)
         if future in self._stuck:
             self._stuck.discard(future)  # its end was told when it did not stop
+            self._late(result)
+        elif self._verdict is None:
+            self._done(result)
         else:
-            self._done(self._verdict or _result(future))
+            self._done(self._verdict)
+            if isinstance(result, Returned):  # it has swallowed its cancellation
+                self._late(result)
 
     def _overdue(self) -> None:
         """The deadline is over. If we are late ourselves, the process stood still, and the call with it."""
@@ -173,13 +187,15 @@ class _Call:
     def _outlived(self, verdict: TimedOut | Aborted) -> None:
         if not self._future.done():
             self._stuck.add(self._future)
-            self._done(TimedOut(stuck=True) if isinstance(verdict, TimedOut) else verdict)
+            self._done(replace(verdict, stuck=True))
 
 
 class InlineCalls:
     """Sync functions in the caller's own thread, one after the other, without deadlines: for tests and simulation."""
 
-    def start(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done) -> Call:
+    def start(
+        self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done, late: Done | None = None
+    ) -> Call:
         if is_async(fn):
             task = asyncio.ensure_future(_guarded(fn, argument))
             task.add_done_callback(lambda ended: done(_result(ended)))
@@ -231,6 +247,10 @@ def _called(fn: Callable[[Any], Any], argument: Any) -> CallResult:
         return Returned(fn(argument))
     except BaseException as error:
         return Raised(error)
+
+
+def _unheard(_: CallResult) -> None:
+    pass
 
 
 def _deliver(future: asyncio.Future[CallResult], result: CallResult) -> None:

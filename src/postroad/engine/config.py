@@ -22,6 +22,9 @@ from postroad.model.retention import Retention
 
 DEFAULT, CODE, COMMAND_LINE = "default", "code", "command line"
 HIDDEN = "***"
+PREFIX = "POSTROAD_"
+# Not settings: what a process is told about itself.
+_OF_THE_PROCESS = (f"{PREFIX}BUNDLED_SQLITE", f"{PREFIX}FAILPOINT")
 _SCHEMES = re.compile(r"(sqlite|postgres|postgresql)(\+\w+)?://")
 _SECRET = re.compile(r"([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 
@@ -93,7 +96,7 @@ KNOWN: Mapping[str, Known] = {
 _TABLES = frozenset(name.partition(".")[0] for name in KNOWN if "." in name)
 DEFAULTS: Mapping[str, Any] = {name: known.default for name, known in KNOWN.items()}
 ENVIRONMENT: Mapping[str, tuple[str, ...]] = {
-    name: (f"POSTROAD_{name.replace('.', '_').upper()}", *(("DATABASE_URL",) if name == "database_url" else ()))
+    name: (f"{PREFIX}{name.replace('.', '_').upper()}", *(("DATABASE_URL",) if name == "database_url" else ()))
     for name in KNOWN
 }
 
@@ -161,7 +164,7 @@ def database_url(
         BadSetting: There is none anywhere, or it is not one of sqlite:///…, postgres://… or postgresql://….
     """
     if explicit is not None:
-        return _checked_url(explicit, "--database"), "explicit"
+        return check_url(explicit, "--database"), "explicit"
     found = settings(environ=environ, cwd=cwd)["database_url"]
     if found.value is None:
         raise BadSetting(
@@ -169,7 +172,7 @@ def database_url(
             "postroad.toml, or pass one, such as sqlite:///app.db or postgresql://user@host/name.",
             field="database_url",
         )
-    return _checked_url(found.value, found.source), found.source
+    return check_url(found.value, found.source), found.source
 
 
 def secret_keys(found: Mapping[str, Setting]) -> tuple[str, ...]:
@@ -192,7 +195,27 @@ def nearest(name: str) -> str:
     return next((ends[close] for one in tried for close in get_close_matches(one, ends, n=1)), "")
 
 
-def _checked_url(url: str, source: str) -> str:
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A sentence on each variable of the environment that looks like a setting and is none: it would be passed over.
+
+    None: of the process's environment. No value is shown.
+    """
+    known = [name for names in ENVIRONMENT.values() for name in names]
+    return [
+        f"{variable} in the environment is no setting: {_cure(variable)}"
+        for variable in sorted(os.environ if environ is None else environ)
+        if variable.startswith(PREFIX) and variable not in (*known, *_OF_THE_PROCESS)
+    ]
+
+
+def _cure(variable: str) -> str:
+    known = [first.removeprefix(PREFIX) for first, *_ in ENVIRONMENT.values()]
+    near = get_close_matches(variable.removeprefix(PREFIX), known, n=1)
+    return f"did you mean {PREFIX}{near[0]}?" if near else "remove it"
+
+
+def check_url(url: str, source: str) -> str:
+    """The URL, if it is one of a database that we work with; else BadSetting, which shows no password."""
     if not _SCHEMES.match(url):
         raise BadSetting(
             f"The database's URL ({source}) must begin with sqlite:///, postgres:// or postgresql://, "

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
 from postroad.engine.tools import Tool
 from postroad.model.clock import SECOND, span
+from postroad.model.crons import Cron
+from postroad.model.delegations import DEPTH_MAX, FAN_OUT_MAX, Task
 from postroad.model.dispatches import Alert, Dispatch, Receipt
 from postroad.model.errors import InvalidInput, Refused, Span, UnknownKind, shown
-from postroad.model.events import OUTCOME_NAME, TIMER_FIRED_NAME, Event, Outcome
+from postroad.model.events import OUTCOME_NAME, REPORT_NAME, TASK_NAME, TIMER_FIRED_NAME, Event, Outcome
 from postroad.model.ids import check_name
 from postroad.model.kinds import Kind
 from postroad.model.payload import callable_, whole
+from postroad.model.reports import Report
 from postroad.model.retry import Retry
 from postroad.model.rows import SendPolicy
 
 if TYPE_CHECKING:
     from postroad.engine.turn import Turn
+    from postroad.store.reports import OwnerOf
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,6 +33,8 @@ WhenInterrupted = Literal["show", "park"]
 
 OUTCOME: Kind[Outcome] = Kind(OUTCOME_NAME, Outcome)
 TIMER_FIRED: Kind[Any] = Kind(TIMER_FIRED_NAME, Any)
+REPORT: Kind[Report] = Kind(REPORT_NAME, Report)
+TASK: Kind[Task] = Kind(TASK_NAME, Task)
 
 CONCURRENCY_MAX = 10_000
 RATE_MIN, RATE_MAX = 1 / 86_400, 100_000.0  # once a day is a schedule rather than a rate
@@ -96,7 +102,17 @@ class Decider:
     timeout: int = 300 * SECOND
     lease: int = TURN_LEASE
     when_interrupted: WhenInterrupted = "show"
+    wake_on_report: bool = False
     on_duplicate: Callable[["Turn", str], None] | None = None
+    cron: Cron | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How deep and how widely streams of a type may delegate."""
+
+    depth: int = DEPTH_MAX
+    fan_out: int = FAN_OUT_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +144,8 @@ class Registry:
     filters: dict[str, list[Filter]] = field(default_factory=dict)
     sinks: list[Callable[[Alert], None]] = field(default_factory=list)
     tools: dict[str, Tool[..., Any]] = field(default_factory=dict)
+    limits: dict[str, Limits] = field(default_factory=dict)
+    owner_of: "OwnerOf | None" = None
 
     def declared(self, kind: str) -> Sender | Elsewhere:
         """How a kind is carried out; UnknownKind if nobody declared it."""
@@ -140,12 +158,20 @@ class Registry:
         """Take over another registry's declarations; a second one of the same thing is refused."""
         for key, sender in other.senders.items():
             put_sender(self.senders, key, sender)
-        for name in ("elsewhere", "deciders", "tools"):
+        for name in ("elsewhere", "deciders", "tools", "limits"):
             for key, value in getattr(other, name).items():
                 put(getattr(self, name), key, value, name)
         for stream_type, filters in other.filters.items():
             self.filters.setdefault(stream_type, []).extend(filters)
         self.sinks.extend(other.sinks)
+        if other.owner_of is not None:
+            self.own(other.owner_of)
+
+    def own(self, owner_of: "OwnerOf") -> None:
+        """Declare once who says whose a stream is."""
+        if self.owner_of is not None:
+            raise Refused("stream_owner is declared twice.")
+        self.owner_of = owner_of
 
 
 def put(table: dict[str, T], key: str, value: T, what: str) -> None:

@@ -3,13 +3,14 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
 
-from postroad.engine.calls import Aborted, Call, CallResult, Raised, contained
+from postroad.engine.calls import Aborted, Call, CallResult, Raised, TimedOut, contained
 from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
 from postroad.engine.loop import AT_ONCE, Loop, Parts, Step, waited_little
 from postroad.engine.settling import Settler, count_end
@@ -80,6 +81,9 @@ class Dispatcher(Loop):
         # Of senders with a limit per host: what is being sent to each.
         self._hosts: dict[str, Counter[str]] = {name: Counter() for name in self._senders}
         self._held: dict[str, int] = {}  # senders whose rate holds back the rest, until then
+        # Given up, but still running: what they come to is a word in the history, as long as anybody is there for it.
+        self._outlived: set[_Attempt] = set()
+        self._over = False
         self._left = asyncio.Event()
         self._abandoned = ""
         self._more = False  # whether there are others that may go now
@@ -153,6 +157,15 @@ class Dispatcher(Loop):
             await self._left.wait()
         await self._settler.settle()
 
+    async def linger(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._outlived:
+                    self._left = asyncio.Event()
+                    await self._left.wait()
+        self._over = True
+        await self._settler.settle()
+
     def abandon(self, why: str) -> None:
         self._abandoned = why
         for call in [call for table in self._sending.values() for call in table.values() if call is not None]:
@@ -211,16 +224,22 @@ class Dispatcher(Loop):
         if waited <= claim_margin(sender) and waited <= sender.policy.lease // 6:
             self._begin(claim, sender)
             return
-        looking = asyncio.ensure_future(self._look_again(claim, sender, fits=waited <= claim_margin(sender)))
+        self._look(claim, sender, fits=waited <= claim_margin(sender))
+
+    def _look(self, claim: DispatchClaim, sender: Sender, *, fits: bool) -> None:
+        looking = asyncio.ensure_future(self._look_again(claim, sender, fits=fits))
         looking.add_done_callback(partial(self._looked, claim, sender))
 
     async def _look_again(self, claim: DispatchClaim, sender: Sender, *, fits: bool) -> bool:
         """Whether the claim is still ours. One that no attempt fits into any more is given back."""
-        check = dispatch_claims.recheck if fits else dispatch_claims.release
-        held = bool(await self.parts.database.atransact(check, [Hold(claim.id, claim.token)]))
+        database, holds = self.parts.database, [Hold(claim.id, claim.token)]
+        if fits:
+            held = await database.atransact(dispatch_claims.recheck, holds)
+        else:
+            held = await database.atransact(dispatch_claims.release, holds, kind=sender.policy.kind)
         if not held:
             self.parts.count("stale")
-        return fits and held
+        return fits and bool(held)
 
     def _looked(self, claim: DispatchClaim, sender: Sender, looking: asyncio.Task[bool]) -> None:
         if not looking.cancelled() and looking.exception() is None and looking.result():
@@ -234,19 +253,20 @@ class Dispatcher(Loop):
     def _begin(self, claim: DispatchClaim, sender: Sender) -> None:
         """Call the sender."""
         failpoint("dispatch.before_send")
+        if self._abandoned:  # nothing has begun
+            self._look(claim, sender, fits=False)
+            return
         ended = partial(self._ended, claim, sender)
         try:
             dispatch = self._dispatch(claim, sender)
         except Exception as error:
             ended(Raised(error))
             return
-        if self._abandoned:
-            ended(Aborted(self._abandoned))
-            return
         self.parts.telemetry.emit(
             "dispatch.sending", id=claim.id, kind=claim.kind, attempt=claim.attempt, dispatch=dispatch
         )
-        call = self.parts.calls.start(sender.fn, dispatch, timeout=sender.timeout, done=ended)
+        late = partial(self._heard, claim, sender)
+        call = self.parts.calls.start(sender.fn, dispatch, timeout=sender.timeout, done=ended, late=late)
         table = self._sending[sender.kind.name]
         if (claim.id, claim.token) in table:
             table[claim.id, claim.token] = call
@@ -277,12 +297,24 @@ class Dispatcher(Loop):
         """An attempt has ended: what it came to is settled together with others."""
         try:
             failpoint("dispatch.after_send")
+            if isinstance(result, TimedOut | Aborted) and result.stuck:
+                self._outlived.add((claim.id, claim.token))
             self._settler.add(sender.kind.name, self._judge(claim, sender, result), stream=claim.stream)
         except Exception:
             logger.exception("dispatch %s could not be ended; its lease will free it", claim.id)
         finally:
             self._leave(claim, sender)
             self._room()
+
+    def _heard(self, claim: DispatchClaim, sender: Sender, result: CallResult) -> None:
+        """What an attempt came to by itself after it was given up: it is settled behind that, and changes no status."""
+        self._outlived.discard((claim.id, claim.token))
+        self._left.set()
+        late = self._judge(claim, sender, result)
+        if not self._over:
+            self._settler.add(sender.kind.name, late, stream=claim.stream, late=True)
+        elif late.result == "ok":
+            logger.warning("dispatch %s was sent after all, too late to be recorded: its loop had ended", claim.id)
 
     def _leave(self, claim: DispatchClaim, sender: Sender) -> None:
         self._sending[sender.kind.name].pop((claim.id, claim.token), None)

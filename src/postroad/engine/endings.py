@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from postroad.model import events
+from postroad.model.delegations import OVERDUE, DelegationEnd, DelegationStatus, Task
 from postroad.model.lifecycle import RunEnd
 from postroad.model.operations import Operation
 from postroad.model.payload import safe_error
@@ -14,7 +15,7 @@ from postroad.model.rows import InboxEvent, NewAlert, NewEntry, TurnClaim, TurnC
 DETAIL_CHARS_MAX = 2_000
 OPERATIONS_MAX = 100
 STOPPED = "turn.stopped"
-_ALWAYS_RECORDED = frozenset({events.OUTCOME_NAME})
+_ALWAYS_RECORDED = frozenset({events.OUTCOME_NAME, events.REPORT_NAME})
 
 
 def noop_entries(claim: TurnClaim, reasons: Mapping[str, str]) -> list[NewEntry]:
@@ -27,7 +28,30 @@ def noop_entries(claim: TurnClaim, reasons: Mapping[str, str]) -> list[NewEntry]
 
 def answer(claim: TurnClaim, consumed: list[InboxEvent], reasons: Mapping[str, str]) -> TurnCommit:
     """The commit that answers events of a set without a decision: the events, then a noop for each reason."""
-    return TurnCommit(claim=claim, consumed=consumed, entries=noop_entries(claim, reasons))
+    return TurnCommit(
+        claim=claim,
+        consumed=consumed,
+        entries=noop_entries(claim, reasons),
+        finished=refused_tasks(consumed, reasons),
+    )
+
+
+def refused_tasks(consumed: Sequence[InboxEvent], reasons: Mapping[str, str]) -> list[DelegationEnd]:
+    """The ends of the tasks that were answered without a decision: nobody works at them."""
+    return [
+        end
+        for event in consumed
+        if (why := reasons.get(event.event_id))
+        for end in _tasks([event], why, DelegationStatus.TIMED_OUT if why == OVERDUE else DelegationStatus.FAILED)
+    ]
+
+
+def _tasks(
+    given: Sequence[InboxEvent], why: str, status: DelegationStatus = DelegationStatus.FAILED
+) -> list[DelegationEnd]:  # fmt: skip
+    """The ends of the tasks among these events."""
+    tasks = [msgspec.json.decode(event.data, type=Task) for event in given if event.kind == events.TASK_NAME]
+    return [DelegationEnd(stream=task.parent, key=task.key, status=status, error=safe_error(why)) for task in tasks]
 
 
 def failure(claim: TurnClaim, *, reason: str, error: str, operations: Sequence[Operation] = ()) -> NewEntry:
@@ -37,7 +61,7 @@ def failure(claim: TurnClaim, *, reason: str, error: str, operations: Sequence[O
 
 
 def bury(claim: TurnClaim, *, reason: str, error: str) -> TurnCommit:
-    """The commit of a set that is given up: outcomes are recorded, the rest goes dead, visibly, with an alert."""
+    """The commit of a set that is given up: outcomes and reports are recorded, the rest goes dead, with an alert."""
     kept = [e for e in claim.events if e.kind in _ALWAYS_RECORDED]
     return TurnCommit(
         claim=claim,
@@ -46,6 +70,7 @@ def bury(claim: TurnClaim, *, reason: str, error: str) -> TurnCommit:
         dead_reason=reason,
         entries=[failure(claim, reason=reason, error=error)],
         alerts=[_alert("turn.dead", claim, f"{reason}: {error}")],
+        finished=_tasks(claim.events, f"{reason}: {error}"),
         end=RunEnd.FAILED,
         error=error,
     )
@@ -59,6 +84,7 @@ def duplicate_key(claim: TurnClaim, key: str, operations: Sequence[Operation] = 
         consumed=claim.events,
         entries=[failure(claim, reason="turn.failed.duplicate_key", error=said, operations=operations)],
         alerts=[_alert("turn.duplicate_key", claim, said)],
+        finished=_tasks(claim.events, said),
         end=RunEnd.FAILED,
         error=said,
     )
@@ -71,11 +97,13 @@ def interrupted(claim: TurnClaim, *, reason: str, error: str, operations: Sequen
     """
     said = events.Interruption(events=_ids(claim), reason=reason, error=error, operations=_noted(operations))
     alerts = [] if reason == STOPPED else [_alert("turn.interrupted", claim, f"{reason}: {error}")]
+    how = DelegationStatus.CANCELLED if reason == STOPPED else DelegationStatus.FAILED
     return TurnCommit(
         claim=claim,
         consumed=claim.events,
         entries=[_entry(claim, events.INTERRUPTED, claim.turn_id, said)],
         alerts=alerts,
+        finished=_tasks(claim.events, f"{reason}: {error}", how),
         end=RunEnd.STOPPED,
         error=f"{reason}: {error}",
     )

@@ -4,21 +4,25 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from postroad.engine.calls import contained
-from postroad.engine.declarations import Filter
+from postroad.engine.declarations import TASK, Filter
 from postroad.engine.endings import answer
 from postroad.engine.telemetry import logger, traced
 from postroad.engine.turn import event_of
+from postroad.model.clock import SECOND
+from postroad.model.delegations import OVERDUE
 from postroad.model.events import OUTCOME_NAME, STOP_NAME, Event
 from postroad.model.payload import safe_error
 from postroad.model.rows import TurnClaim, TurnCommit
 
 
-def noops(filters: Sequence[Filter], claim: TurnClaim) -> dict[str, str]:
+def noops(filters: Sequence[Filter], claim: TurnClaim, *, now: int) -> dict[str, str]:
     """Which events of the set need no decision, and why: reasons by event id. Runs user code."""
     found: dict[str, str] = {}
     for waiting in claim.events:
         event = event_of(claim.stream, waiting)
-        reason = stopped(event) or alerted(event) or next((r for f in filters if (r := _reason(f, event))), None)
+        # What a turn has begun it may go on with: only a task that nobody was at is answered.
+        ours = stopped(event) or alerted(event) or (None if claim.again else overdue(event, waiting.received_at, now))
+        reason = ours or next((r for f in filters if (r := _reason(f, event))), None)
         if reason:
             found[waiting.event_id] = reason
     return found
@@ -43,6 +47,12 @@ def _reason(filter_: Filter, event: Event) -> str | None:
 def stopped(event: Event) -> str | None:
     """Why the event that stops a stream needs no decision: what it stops has ended."""
     return "the stream was stopped" if event.kind == STOP_NAME else None
+
+
+def overdue(event: Event, received_at: int, now: int) -> str | None:
+    """Why a task needs no decision any more: whoever wanted it is told that its time is over."""
+    task = TASK.of(event)
+    return OVERDUE if task is not None and received_at + task.timeout * SECOND <= now else None
 
 
 def alerted(event: Event) -> str | None:

@@ -10,6 +10,7 @@ from postroad.engine.declarations import (
     Decider,
     Elsewhere,
     Filter,
+    Limits,
     OnDead,
     OnFailure,
     OnUnknown,
@@ -31,8 +32,11 @@ from postroad.engine.declarations import (
     runnable,
 )
 from postroad.engine.notifying import notify
+from postroad.engine.schedules import cron_of
 from postroad.engine.tools import Tool
 from postroad.model.clock import span
+from postroad.model.crons import Missed
+from postroad.model.delegations import DEPTH_MAX, FAN_OUT_MAX
 from postroad.model.dispatches import Alert, Dispatch
 from postroad.model.errors import InvalidInput, Span, shown
 from postroad.model.events import Event
@@ -44,6 +48,7 @@ from postroad.model.rows import SendPolicy
 
 if TYPE_CHECKING:
     from postroad.engine.turn import Turn
+    from postroad.store.reports import OwnerOf
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -210,6 +215,7 @@ class Handlers:
         timeout: Span = 300,
         lease: Span | None = None,
         when_interrupted: WhenInterrupted = "show",
+        wake_on_report: bool = False,
         on_duplicate: "Callable[[Turn, str], None] | None" = None,
     ) -> "Callable[[Callable[[Turn], R]], Callable[[Turn], R]]":
         """Decides for streams `<stream_type>/…`. Sync (in a thread) or async.
@@ -223,6 +229,8 @@ class Handlers:
             when_interrupted: What becomes of a turn that must not be run again, because of the tools that it has
                 called: "show" consumes its events, with an entry that says what is known; "park" leaves the stream
                 until a person resolves it.
+            wake_on_report: Whether reports (`post.report`) are events to decide on, in turns of their own. Without it
+                they land in the log between the turns, and the next turn finds them there.
             on_duplicate: `on_duplicate(turn, key)` replaces a decision whose dispatch key exists already, without
                 running the handler again; without it a `postroad.failed` entry and an alert.
         """
@@ -243,6 +251,7 @@ class Handlers:
                 timeout=positive(timeout, "timeout"),
                 lease=TURN_LEASE if lease is None else positive(lease, "lease"),
                 when_interrupted=one_of(when_interrupted, ("show", "park"), "when_interrupted"),
+                wake_on_report=one_of(wake_on_report, (True, False), "wake_on_report"),
                 on_duplicate=on_duplicate,
             )
             put(self._registry.deciders, name, decider, "A turn")
@@ -266,11 +275,31 @@ class Handlers:
 
         return declare
 
+    def delegation(self, stream_type: str, *, depth: int = DEPTH_MAX, fan_out: int = FAN_OUT_MAX) -> None:
+        """How far streams of this type may delegate (`turn.delegate`); what is more is refused.
+
+        Args:
+            depth: How many delegations deep what they delegate may be: 1 if nobody has delegated to them.
+            fan_out: How many one of them may have open at once.
+        """
+        limits = Limits(depth=count(depth, "depth"), fan_out=count(fan_out, "fan_out"))
+        put(self._registry.limits, check_stream_type(stream_type), limits, "Delegation")
+
     def recorded(self, *stream_types: str) -> None:
         """Events of these streams become entries; no code runs."""
         for stream_type in stream_types:
             name = check_stream_type(stream_type)
             put(self._registry.deciders, name, Decider(stream_type=name, fn=None, lease=RECORDED_LEASE), "A turn")
+
+    def stream_owner(self, fn: "OwnerOf") -> "OwnerOf":
+        """Says whose a stream is, for `report(source=…, owner=…)`: a plain `fn(connection, stream)`.
+
+        It returns the owner's name, or None if the stream is missing or was thrown away. It may read the application's
+        own tables: it is called in the transaction that accepts the report, and must neither write nor commit.
+        """
+        plain(fn, "stream_owner")
+        self._registry.own(fn)
+        return fn
 
     def alert_sink(self, fn: Callable[[Alert], None]) -> Callable[[Alert], None]:
         """Where alerts go, a plain function, called in a thread; by default one line on stderr.
@@ -281,6 +310,42 @@ class Handlers:
         plain(fn, "alert_sink")
         self._registry.sinks.append(fn)
         return fn
+
+    def cron(
+        self, name: str, spec: str, *, tz: str, missed: Missed = "once", attempts: int = 5, timeout: Span = 300,
+        lease: Span | None = None,
+    ) -> "Callable[[Callable[[Turn], R]], Callable[[Turn], R]]":  # fmt: skip
+        """Runs a function by a schedule: as a turn of a stream of its own, one at a time over all processes.
+
+        Its event is a TIMER_FIRED whose data says which time it is for: `scheduled_at`, ISO 8601. The next one is armed
+        in the commit that ends the run, however it ends.
+
+        Args:
+            spec: A cron expression, `minute hour day month weekday`; with six fields the first are seconds.
+            tz: The time zone it is read in, such as "Europe/Berlin" or "UTC".
+            missed: What becomes of fires that found no process, or the run before still busy. "once": the latest is
+                run, however late. "all": each is, in order, at most the last 1,000. "skip": what cannot begin within a
+                minute is left out.
+            attempts: After that many failures a run is given up, visibly, with an alert; the schedule goes on.
+            timeout, lease: Of a run, as for `turn`.
+        """
+        found = cron_of(name, spec, tz, missed)
+
+        def declare(fn: "Callable[[Turn], R]") -> "Callable[[Turn], R]":
+            runnable(fn, "cron")
+            decider = Decider(
+                stream_type=found.stream_type,
+                fn=fn,
+                concurrency=1,
+                attempts=count(attempts, "attempts", ATTEMPTS_MAX),
+                timeout=positive(timeout, "timeout"),
+                lease=TURN_LEASE if lease is None else positive(lease, "lease"),
+                cron=found,
+            )
+            put(self._registry.deciders, found.stream_type, decider, "A cron")
+            return fn
+
+        return declare
 
     def tool(
         self,

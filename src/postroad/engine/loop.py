@@ -52,6 +52,7 @@ class Parts:
     poll: int = POLL
     retention: Retention | None = None  # None: nothing goes by itself
     counts: Counter[str] = field(default_factory=Counter)
+    started: int = 0  # when the process did, by the database's clock
     ending: threading.Event = field(default_factory=threading.Event)  # the process was told to end
 
     def count(self, name: str, by: int = 1) -> None:
@@ -154,6 +155,9 @@ class Loop:
 
     async def finish(self) -> None:
         """Wait until what has begun is done."""
+
+    async def linger(self, seconds: float) -> None:
+        """At the very end, wait at most so long for what was given up and still runs; hear of nothing afterwards."""
 
     def abandon(self, why: str) -> None:
         """End what has begun and could not be waited for any longer."""

@@ -1,20 +1,27 @@
-"""The pump: fires due timers, ends what has expired, rings alerts; what is old goes when all that is done."""
+"""The pump: fires due timers, ends what has expired or timed out, rings alerts; what is old goes after all that."""
 
 import asyncio
+
+from sqlalchemy import Connection
 
 from postroad.engine.loop import AT_ONCE, Loop, Parts, Step
 from postroad.engine.sinks import Ringer
 from postroad.engine.sweep import Sweep
 from postroad.model.failpoints import failpoint
-from postroad.store import due, settle, timers
+from postroad.store import delegations, due, settle, timers
 
 BATCH = 500
 # How long a step waits for sinks: timers do not wait for a slow one.
 RINGING_SECONDS = 0.5
 
 
+def end_overdue(conn: Connection, *, limit: int, now: int) -> tuple[int, int]:
+    """End at most `limit` dispatches that have expired, and delegations that have timed out; how many of each."""
+    return settle.expire(conn, limit=limit, now=now), delegations.expire(conn, limit=limit, now=now)
+
+
 class Pump(Loop):
-    """Timers of every stream and expiries of every kind, whoever declared them."""
+    """Timers of every stream, expiries of every kind and deadlines of all delegations, whoever declared them."""
 
     name = "pump"
     topics = ("timers",)
@@ -41,15 +48,17 @@ class Pump(Loop):
             self.parts.count("timers", fired.count)
             self.parts.telemetry.emit("timers.fired", count=fired.count, lag=fired.lag)
             self.parts.wakeups.announce(("turns",))
-        expired = await database.atransact(settle.expire, limit=BATCH)
+        expired, timed_out = await database.atransact(end_overdue, limit=BATCH)
+        if timed_out:
+            self.parts.telemetry.emit("delegations.timed_out", count=timed_out)
+            self.parts.wakeups.announce(("turns",))
         if expired:
             self.parts.count("expired", expired)
             self.parts.wakeups.announce(("turns", "sends"))  # the next ones of their lanes may go
         await self._ring(RINGING_SECONDS)
         await self._sweep.step()
-        if BATCH in (fired.count + fired.dropped, expired):
-            return Step.MORE
-        return Step.SOME if fired.count or fired.dropped or expired else Step.NOTHING
+        done = (fired.count + fired.dropped, expired, timed_out)
+        return Step.MORE if BATCH in done else Step.SOME if any(done) else Step.NOTHING
 
     async def finish(self) -> None:
         if self._ringing is not None:

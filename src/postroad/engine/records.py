@@ -11,11 +11,12 @@ from sqlalchemy import Connection
 
 from postroad.engine.wakeups import Topic
 from postroad.model.acks import Presented
+from postroad.model.delegations import DelegationEnd, NewDelegation
 from postroad.model.dispatches import Accepted, Withdrawn
 from postroad.model.errors import InvalidInput
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import Enqueued, NewDispatch, NewEntry, NewEvent, Published, TimerChange
-from postroad.store import acks, dialects, inbox, outbox, streams, timers
+from postroad.store import acks, delegations, dialects, inbox, outbox, streams, timers
 from postroad.store.groups import Name, Verb
 
 
@@ -103,6 +104,9 @@ class Records:
     """Everything that verbs have recorded, in order."""
 
     publishes: list[tuple[NewEvent, Accepted]] = field(default_factory=list)
+    reports: list[NewEvent] = field(default_factory=list)  # of a turn only
+    delegated: list[NewDelegation] = field(default_factory=list)  # likewise
+    finished: list[DelegationEnd] = field(default_factory=list)  # likewise
     sends: list[Sending] = field(default_factory=list)
     timers: list[TimerRecord] = field(default_factory=list)
     acks: list[Presented] = field(default_factory=list)
@@ -117,13 +121,13 @@ class Records:
     def topics(self) -> frozenset[Topic]:
         """The loops that have work once this is committed."""
         found: set[Topic] = set()
-        if self.publishes:
+        if self.publishes or self.reports or self.finished:
             found.add("turns")
         if self.sends:
             found.add("sends")
         if self.acks or self.withdrawals:  # outcomes are events, and the next one of a lane may go
             found |= {"turns", "sends"}
-        if self.timers:
+        if self.timers or self.delegated:
             found.add("timers")
         if self.deletions:  # what waits in them ends
             found.add("turns")
@@ -183,6 +187,7 @@ def write(conn: Connection, batch: Sequence[Records], *, actor: str, now: int) -
     presented = [token for records in batch for token in records.acks]
     acks.acknowledge(conn, presented, actor=actor, withdrawals=keys, now=now)
     withdrawn = set(outbox.withdraw(conn, keys, actor=actor, now=now))
+    delegations.cancel(conn, deletions, now=now)
     events = [event for records in batch for event, _ in records.publishes]
     published = iter(inbox.publish(conn, events, now=now))
     failpoint("accept.after_insert")

@@ -11,13 +11,15 @@ from typing import Any, TypeVar, assert_never
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
+from postroad.engine import crons
 from postroad.engine.answers import Answers, ended, stale
 from postroad.engine.calls import Abort, Aborted, CallResult, Raised, Returned, TimedOut, contained, run_call
-from postroad.engine.declarations import Decider
-from postroad.engine.endings import STOPPED, bury, duplicate_key, interrupted, parked
+from postroad.engine.declarations import Decider, Limits
+from postroad.engine.endings import STOPPED, answer, bury, duplicate_key, interrupted, parked
 from postroad.engine.filtering import noops, prefix_answer
 from postroad.engine.loop import Parts
 from postroad.engine.operating import EFFECTS, Operating
+from postroad.engine.reports import IN_TURN, lands
 from postroad.engine.telemetry import logger, traced
 from postroad.engine.turn import Turn
 from postroad.engine.verdicts import words
@@ -68,6 +70,7 @@ class Run:
 
     async def carry_out(self) -> None:
         """The whole run. What the database refuses to hear now is found again by its lease."""
+        IN_TURN.set(True)  # of the task that this run is, and of all that it begins
         try:
             await self._process()
         except StaleClaim:
@@ -81,6 +84,9 @@ class Run:
         if claim.again:
             rows = await self._patiently(lambda: self.parts.database.aread(operations.of_turn, claim.turn_id))
             self._operating = self._calling(rows)
+        if lands(claim, decider) and not self._operating.acted:
+            await self._answer(answer(claim, claim.events, {}))
+            return
         if claim.stopping or self._operating.discarded:
             await self._stop(STOPPED, "a person asked that it end")
             return
@@ -109,23 +115,31 @@ class Run:
     async def _filter(self) -> bool:
         """Ask the filters, once for the set. False: they have answered its beginning, and this run is over."""
         filters = self.parts.registry.filters.get(self.decider.stream_type, [])
+        now = self.parts.database.clock.wall()
         if not filters:
-            self._reasons = noops((), self.claim)
+            self._reasons = noops((), self.claim, now=now)
         else:
-            match await self._call(partial(noops, filters), self.claim):
+            match await self._call(partial(noops, filters, now=now), self.claim):
                 case Returned(reasons):
                     self._reasons = reasons
                 case other:
                     await self._conclude(self._turn(), other)
                     return False
+        self._reasons |= crons.left_out(self.decider.cron, self.claim, now=now, since=self.parts.started)
         # A set that has acted stays whole: it is the turn that knows of it.
         answered = None if self._operating.acted else prefix_answer(self.claim, self._reasons)
         if answered is not None:
-            try:
-                await self._patiently(lambda: self._answers.add(answered))
-            except CommitUnknown:
-                await self._look_up()
+            await self._answer(answered)
         return answered is None
+
+    async def _answer(self, answered: TurnCommit) -> None:
+        answered = self._followed(answered)
+        try:
+            await self._patiently(lambda: self._answers.add(answered))
+        except CommitUnknown:
+            await self._look_up()
+        if answered.timers:
+            self.parts.wakeups.announce(("timers",))
 
     async def _conclude(self, turn: Turn, result: CallResult, *, replaced: bool = False) -> None:
         turn._end()
@@ -159,6 +173,7 @@ class Run:
             self.parts.post, claim, waiting, now=self.parts.database.clock.wall(), post=self.parts.post,
             database=self.parts.database, folding=self.parts.folding, operating=self._operating,
             tools=self.parts.registry.tools, ending=self.parts.ending.is_set, voice=self.parts.partials.voice(claim),
+            limits=self.parts.registry.limits.get(self.decider.stream_type, Limits()),
         )  # fmt: skip
 
     async def _decided(self, turn: Turn, *, replaced: bool = False) -> None:
@@ -206,11 +221,17 @@ class Run:
 
     async def _commit(self, commit: TurnCommit, write: Callable[[Connection], None] | None) -> TurnCommitted:
         failpoint("turn.before_commit")
-        commit = replace(commit, spoke=self.parts.partials.close(self.claim))
+        commit = self._followed(replace(commit, spoke=self.parts.partials.close(self.claim)))
         done = await self._patiently(lambda: self._write(commit, write))
         self.parts.partials.let_go(self.claim, cleared=commit.spoke)
         failpoint("turn.after_commit")
+        if self.decider.cron is not None:
+            self.parts.wakeups.announce(("timers",))
         return done
+
+    def _followed(self, commit: TurnCommit) -> TurnCommit:
+        now = self.parts.database.clock.wall()
+        return crons.follow(self.decider.cron, commit, now=now, since=self.parts.started)
 
     async def _write(self, commit: TurnCommit, write: Callable[[Connection], None] | None) -> TurnCommitted:
         """Commit it together with others, unless code of the user's takes part."""

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, TypeVar
 
 from postroad.engine.calls import CANCEL_GRACE_SECONDS
+from postroad.engine.crons import Scheduler
 from postroad.engine.dispatcher import Dispatcher
 from postroad.engine.listener import Listener
 from postroad.engine.loop import Loop, Parts
@@ -21,6 +22,7 @@ T = TypeVar("T")
 Part = Literal["turns", "sends", "timers"]
 PARTS: tuple[Part, ...] = ("turns", "sends", "timers")
 GRACE = 25 * SECOND
+LINGER_SECONDS = 1.0
 
 
 class Drained:
@@ -57,6 +59,9 @@ def build(parts: Parts, only: Sequence[Part] = PARTS, *, pump_interval: Span | N
     """The loops that a process runs. A pump interval over 30 s is refused."""
     interval = None if pump_interval is None else span(pump_interval, "pump_interval")
     loops: list[Loop] = []
+    crons = [decider.cron for decider in parts.registry.deciders.values() if decider.cron is not None]
+    if "turns" in only and crons:
+        loops.append(Scheduler(parts, crons))
     if "timers" in only:
         loops.append(Pump(parts, interval=interval))
     if "turns" in only:
@@ -105,16 +110,27 @@ class Runtime:
             await asyncio.wait({finishing}, timeout=max(self._grace / SECOND / 5, 2))
         if finishing.done():
             finishing.result()
+            await linger(self.loops)
         else:
             finishing.cancel()
 
     async def _finish(self) -> None:
-        """Finish every loop; one that cannot, since the database is away, hinders no other."""
         for loop in self.loops:
-            try:
-                await loop.finish()
-            except Exception as error:
-                logger.error("%s: not everything could be finished: %s", loop.name, error)
+            await _ended(loop, loop.finish())
+
+
+async def linger(loops: Sequence[Loop]) -> None:
+    """At the very end, give what was given up and still runs a moment, so that what it comes to is recorded."""
+    for loop in loops:
+        await _ended(loop, loop.linger(LINGER_SECONDS))
+
+
+async def _ended(loop: Loop, ending: Coroutine[Any, Any, None]) -> None:
+    """End a loop; one that cannot be, since the database is away, hinders no other."""
+    try:
+        await ending
+    except Exception as error:
+        logger.error("%s: not everything could be finished: %s", loop.name, error)
 
 
 async def drain(loops: Sequence[Loop]) -> None:

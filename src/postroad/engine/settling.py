@@ -19,13 +19,18 @@ from postroad.store import settle as dispatches
 from postroad.store.dialects import is_away
 
 SETTLE_MAX = 500
-_Claim = tuple[str, str]  # a dispatch's id and the claim's token
+_Key = tuple[str, str, bool]  # a dispatch's id, the claim's token, and whether it is what came after the claim's end
 
 
 class _Result(NamedTuple):
     sender: str
     stream: str  # '': its outcome is no event
     settlement: Settlement
+    late: bool
+
+    @property
+    def key(self) -> _Key:
+        return self.settlement.id, self.settlement.token, self.late
 
 
 class Settler:
@@ -37,18 +42,22 @@ class Settler:
     def __init__(self, parts: Parts, settled: Callable[[bool], None]) -> None:
         self._parts = parts
         self._tell = settled
-        self._results: dict[_Claim, _Result] = {}
-        self._refused: dict[_Claim, int] = {}  # since when the database refuses a result
-        self._unknown: set[_Claim] = set()  # what a COMMIT was about whose answer was lost
+        self._results: dict[_Key, _Result] = {}
+        self._refused: dict[_Key, int] = {}  # since when the database refuses a result
+        self._unknown: set[_Key] = set()  # what a COMMIT was about whose answer was lost
         self._settling: asyncio.Task[None] | None = None
         self.load: Counter[str] = Counter()
         """How many results of each sender wait: they take room as what is being sent does."""
         self.hindered = False
         """Whether the database did not take the last ones."""
 
-    def add(self, sender: str, result: Settlement, *, stream: str) -> None:
-        """Take over the result of an attempt, and settle it together with what else there is."""
-        self._results[result.id, result.token] = _Result(sender, stream, result)
+    def add(self, sender: str, result: Settlement, *, stream: str, late: bool = False) -> None:
+        """Take over the result of an attempt, and settle it together with what else there is.
+
+        `late`: what became of one that was given up. It comes behind that end, so that it is a word in the history.
+        """
+        taken = _Result(sender, stream, result, late)
+        self._results[taken.key] = taken
         self.load[sender] += 1
         self.begin()
 
@@ -70,13 +79,13 @@ class Settler:
         try:
             while self._results:
                 await self._look_up()
-                await self._settle_some([one.settlement for one in islice(self._results.values(), SETTLE_MAX)])
+                await self._settle_some(list(islice(self._results.values(), SETTLE_MAX)))
         except Exception:
             self.hindered = True
             raise
         self.hindered = False
 
-    async def _settle_some(self, batch: list[Settlement]) -> None:
+    async def _settle_some(self, batch: list[_Result]) -> None:
         try:
             await self._settle_group(batch)
         except Exception as error:
@@ -84,65 +93,54 @@ class Settler:
                 raise
             await self._settle_singly(batch)
 
-    async def _settle_group(self, batch: list[Settlement]) -> None:
+    async def _settle_group(self, batch: list[_Result]) -> None:
         settled = await self._settle(batch)
         failpoint("dispatch.after_settle")
-        self._parts.wakeups.announce(self._news(batch, settled))
+        self._parts.wakeups.announce(_news(batch, settled))
         if settled:
             self._forget(batch)
         for one in settled:
             count_end(self._parts, one)
         self._tell(any(one.status == Status.PENDING for one in settled))
 
-    def _news(self, batch: list[Settlement], settled: Sequence[Settled]) -> set[Topic]:
-        """The loops that have work now: outcomes are events, the end of a dispatch may be an alert or free its lane."""
-        ended = [one for one, end in zip(batch, settled, strict=False) if end.status != Status.PENDING]
-        told = any(self._results[one.id, one.token].stream for one in ended)
-        freed = any(one.lane is not None for one in ended)
-        # What a gate has held up may go: a probe has reached its destination.
-        opened = any(one.probe and one.result not in ("unreachable", "cut_short") for one in batch)
-        died = any(one.status in (Status.DEAD_LETTER, Status.EXPIRED) for one in settled)
-        return {*(("turns",) if told else ()), *(("sends",) if freed or opened else ()), *(("timers",) if died else ())}
-
-    async def _settle_singly(self, batch: list[Settlement]) -> None:
+    async def _settle_singly(self, batch: list[_Result]) -> None:
         """One by one what the database has refused together: a result that it refuses must hold up no other.
 
         Such a result is let go when others go through, or else when its lease is over: it then counts as an
         attempt whose claimant was lost. Until then nothing new is sent.
         """
-        refused: dict[str, Exception] = {}
+        refused: dict[_Key, Exception] = {}
         for each in batch:
             try:
                 await self._settle_group([each])
             except Exception as error:
                 if is_away(error):
                     raise
-                refused[each.id] = error
-                self._refused.setdefault((each.id, each.token), self._parts.database.clock.monotonic())
-        left = [each for each in batch if each.id in refused]
+                refused[each.key] = error
+                self._refused.setdefault(each.key, self._parts.database.clock.monotonic())
+        left = [each for each in batch if each.key in refused]
         now = self._parts.database.clock.monotonic()
-        over = [each for each in left if now - self._refused[each.id, each.token] >= each.policy.lease]
+        over = [each for each in left if now - self._refused[each.key] >= each.settlement.policy.lease]
         let_go = left if len(left) < len(batch) else over
         for each in let_go:
-            said = safe_error(refused[each.id])
-            logger.error("the result of dispatch %s is refused; its lease will free it: %s", each.id, said)
+            said = safe_error(refused[each.key])
+            logger.error("the result of dispatch %s is refused; its lease will free it: %s", each.settlement.id, said)
         self._forget(let_go)
         if len(let_go) < len(left):
-            raise refused[left[0].id]
+            raise refused[left[0].key]
 
-    def _forget(self, batch: list[Settlement]) -> None:
+    def _forget(self, batch: Sequence[_Result]) -> None:
         for one in batch:
-            claim = (one.id, one.token)
-            self.load[self._results.pop(claim).sender] -= 1
-            self._refused.pop(claim, None)
+            self.load[self._results.pop(one.key).sender] -= 1
+            self._refused.pop(one.key, None)
 
-    async def _settle(self, batch: list[Settlement]) -> list[Settled]:
-        database = self._parts.database
-        lock = partial(dispatches.lock, settlements=batch)
+    async def _settle(self, batch: list[_Result]) -> list[Settled]:
+        database, asked = self._parts.database, _settlements(batch)
+        lock = partial(dispatches.lock, settlements=asked)
         try:
-            return await database.atransact(dispatches.settle, batch, lock=lock, urgent=True)
+            return await database.atransact(dispatches.settle, asked, lock=lock, urgent=True)
         except CommitUnknown:
-            self._unknown.update((one.id, one.token) for one in batch)
+            self._unknown.update(one.key for one in batch)
             await self._look_up()
             return []
 
@@ -151,12 +149,34 @@ class Settler:
 
         Before that is known nothing is settled: what was settled once more would look like a late claimant's.
         """
-        asked = [self._results[claim].settlement for claim in sorted(self._unknown) if claim in self._results]
+        asked = [self._results[key] for key in sorted(self._unknown) if key in self._results]
         if asked:
-            left = await self._parts.database.aread(dispatches.unsettled, asked)
+            left = await self._left(asked)
             self._unknown.clear()
             self._parts.wakeups.announce(("turns", "timers"))
-            self._forget([one for one in asked if one.id not in left])
+            self._forget([one for one in asked if one.key not in left])
+
+    async def _left(self, asked: Sequence[_Result]) -> set[_Key]:
+        """What of these was not settled: of what came late the history tells, of the others their claims."""
+        late, database = [one for one in asked if one.late], self._parts.database
+        held = await database.aread(dispatches.unsettled, _settlements([one for one in asked if not one.late]))
+        unheard = await database.aread(dispatches.unheard, _settlements(late)) if late else set()
+        return {one.key for one in asked if one.settlement.id in (unheard if one.late else held)}
+
+
+def _settlements(batch: Sequence[_Result]) -> list[Settlement]:
+    return [one.settlement for one in batch]
+
+
+def _news(batch: Sequence[_Result], settled: Sequence[Settled]) -> set[Topic]:
+    """The loops that have work now: outcomes are events, the end of a dispatch may be an alert or free its lane."""
+    ends = list(zip(batch, settled, strict=False))
+    told = any(one.stream and (end.stale or end.status != Status.PENDING) for one, end in ends)
+    freed = any(one.settlement.lane is not None and end.status != Status.PENDING for one, end in ends)
+    # What a gate has held up may go: a probe has reached its destination.
+    opened = any(one.probe and one.result not in ("unreachable", "cut_short") for one in _settlements(batch))
+    died = any(end.status in (Status.DEAD_LETTER, Status.EXPIRED) for end in settled)
+    return {*(("turns",) if told else ()), *(("sends",) if freed or opened else ()), *(("timers",) if died else ())}
 
 
 def _look_at(settling: asyncio.Task[None]) -> None:

@@ -5,7 +5,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from postroad.engine.arguments import Context, payload
-from postroad.engine.endings import noop_entries
+from postroad.engine.declarations import Limits
+from postroad.engine.delegations import Delegating
+from postroad.engine.endings import noop_entries, refused_tasks
 from postroad.engine.folding import Folding
 from postroad.engine.operating import Operating
 from postroad.engine.partials import Voice, words
@@ -13,7 +15,9 @@ from postroad.engine.tools import Tool
 from postroad.engine.transaction import Transaction
 from postroad.model import ids
 from postroad.model.clock import moment
-from postroad.model.errors import InvalidInput, shown
+from postroad.model.delegations import TIMEOUT_SECONDS, Delegation
+from postroad.model.dispatches import Accepted
+from postroad.model.errors import InvalidInput, Span, shown
 from postroad.model.events import Entry, Event
 from postroad.model.folds import Fold
 from postroad.model.kinds import Kind
@@ -52,7 +56,7 @@ class Turn(Transaction):
     def __init__(
         self, context: Context, claim: TurnClaim, waiting: Sequence[InboxEvent], *, now: int, post: "Postroad",
         database: Database, folding: Folding, operating: Operating, tools: Mapping[str, Tool[..., Any]],
-        ending: Callable[[], bool], voice: Voice,
+        ending: Callable[[], bool], voice: Voice, limits: Limits,
     ) -> None:  # fmt: skip
         super().__init__(context)
         self._claim = claim
@@ -67,6 +71,7 @@ class Turn(Transaction):
         self.interrupted: Sequence[Operation] = tuple(row.shown() for row in operating.earlier)
         self.tools = tools
         self._operating = operating
+        self._delegating = Delegating(self.stream, self.events, database, limits)
         self._ending = ending
         self._voice = voice
         self.post = post
@@ -116,6 +121,62 @@ class Turn(Transaction):
         self._open_records()  # refuses after the turn's end
         self._voice.say(said)
 
+    def delegate(
+        self, stream: str, task: Any, *, key: str | None = None, timeout: Span = TIMEOUT_SECONDS
+    ) -> Accepted:  # fmt: skip
+        """Start work on another stream, which gets `task` as an event of kind TASK; its end comes back as a report.
+
+        The report is the only one: the work is done or failed (`finish` in that stream, or its turn went dead), was
+        cancelled (the stream was stopped or deleted), or timed out. `Delegated.of(event)` reads it. Delegating the
+        same once more under the same key changes nothing, also after the end.
+
+        Args:
+            stream: Whose work it is; it need not exist.
+            task: What there is to do: anything that can be a payload.
+            key: This stream's name for it; None: it derives from the turn.
+            timeout: How long it may take, a day unless given.
+
+        Raises:
+            InvalidInput: The stream is not `type/id`, or the key, the task or the timeout cannot be stored.
+            Refused: It is this stream itself, too many delegations are open, or they are too deep (`post.delegation`).
+            KeyConflict: This turn has delegated something else under the key; if an earlier one has, at the commit.
+            StreamDeleted: At the commit, if the stream was deleted; at once, if this turn deletes it.
+        """
+        records, child = self._open_records(), self._living(ids.check_stream(stream))
+        given = None if key is None else ids.check_event_key(key)
+        checked = self._delegating.check(child, task, timeout, given)
+        event, made = self._delegating.make(child, self._default_key() if given is None else given, checked)
+        accepted = Accepted()
+        records.publishes.append((event, accepted))
+        if made is not None:
+            records.delegated.append(made)
+        return accepted
+
+    def finish(self, result: Any = None, *, error: str | None = None, task: Event | Delegation | None = None) -> None:
+        """End what was delegated to this stream, with its result or with an error, when this turn commits.
+
+        If it has ended meanwhile (timed out, for one) that end stands, and nothing else happens.
+
+        Args:
+            result: What whoever delegated it gets: anything that can be a payload.
+            error: Why there is no result.
+            task: Which task, as its TASK event or as `tasks` lists it; needed if several are open.
+
+        Raises:
+            InvalidInput: A value cannot be stored, or this is no task of the stream.
+            Refused: Nothing was delegated to this stream, several tasks are open, or it was finished before in this
+                turn.
+        """
+        self._open_records().finished.append(self._delegating.finish(result, error, task))
+
+    def tasks(self) -> Sequence[Delegation]:
+        """What this stream is asked to do and has not finished, oldest first; at most 1,000."""
+        return self._delegating.tasks()
+
+    def delegations(self) -> Sequence[Delegation]:
+        """What this stream has delegated before this turn and is not over, by key; at most 1,000."""
+        return self._delegating.open()
+
     async def call(self, tool: Tool[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a tool: its start is recorded before, its end after. In an async handler only.
 
@@ -128,6 +189,8 @@ class Turn(Transaction):
                 person asked that it stop. Let it pass; nothing that the handler still does is committed.
             OutcomeUnknown: After a person's "continue": nobody knows whether this unsafe call happened.
         """
+        if not isinstance(tool, Tool):
+            raise InvalidInput(f"tool must be what @post.tool has declared, got {shown(tool)}.", field="tool")
         return cast(R, await self._called(tool, tool.bind(args, kwargs)))
 
     async def call_json(self, name: str, arguments: str) -> str:
@@ -174,6 +237,9 @@ class Turn(Transaction):
             dispatches=[s.row(self.stream, decided_at) for s in records.sends],
             timers=[t.row(decided_at) for t in records.timers],
             publishes=[event for event, _ in records.publishes],
+            reports=records.reports,
+            delegated=records.delegated,
+            finished=[*refused_tasks(self._claim.events, noops or {}), *records.finished],
             acks=records.acks,
             withdrawals=[key for key, _ in records.withdrawals],
             deletions=records.deletions,

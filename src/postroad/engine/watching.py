@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
+from queue import Empty, SimpleQueue
 
 from sqlalchemy import Connection
 
@@ -80,6 +81,26 @@ class Hub:
             return await answer
         finally:
             leave()
+
+    def wait(self, asked: Asked, *, seconds: float | None) -> News | None:
+        """`news` for a thread, which waits no longer than that; where no thread looks, it looks once itself.
+
+        Raises:
+            Refused: The app was closed.
+        """
+        told: SimpleQueue[News | Exception] = SimpleQueue()
+        leave = self.ask(asked, told.put)
+        try:
+            if self.database.inline:
+                self._look()
+            answer = told.get(timeout=0 if self.database.inline else seconds)
+        except Empty:
+            return None
+        finally:
+            leave()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def close(self) -> None:
         """Tell everyone who waits that it is over, and end the thread."""

@@ -10,6 +10,7 @@ from postroad.engine.calls import Abort
 from postroad.engine.declarations import Decider
 from postroad.engine.endings import STOPPED, answer
 from postroad.engine.loop import AT_ONCE, Loop, Parts, Step, waited_little
+from postroad.engine.reports import lands
 from postroad.engine.run import Run
 from postroad.model import ids
 from postroad.model.errors import CommitUnknown
@@ -36,8 +37,11 @@ def claim_all(
     over. That was decided at `asked`: if this transaction had to wait since, others have waited too, and nothing
     is taken over.
     """
+    idle = _idle_crons(conn, [decider.stream_type for decider, *_ in wants if decider.cron is not None], now=now)
     return {
-        decider.stream_type: queues.claim(
+        decider.stream_type: ClaimedTurns([], clogged=False, cursor=cursor)
+        if decider.stream_type in idle
+        else queues.claim(
             conn,
             stream_type=decider.stream_type,
             token=token,
@@ -52,6 +56,12 @@ def claim_all(
         )
         for decider, free, cursor, takeover in wants
     }
+
+
+def _idle_crons(conn: Connection, types: Sequence[str], *, now: int) -> frozenset[str]:
+    """The crons that have nothing to take. There may be many: asking for all of them costs as much as one claim."""
+    found = due.streams(conn, types) if types else {}
+    return frozenset(name for name, one in found.items() if one.at is None or one.at > now)
 
 
 class Worker(Loop):
@@ -175,11 +185,12 @@ class Worker(Loop):
         answered: list[TurnCommit] = []
         for claim in claims:
             decider = self._decider(claim)
-            if decider.fn is None:
+            landing = lands(claim, decider)
+            if decider.fn is None or (landing and not claim.again):
                 answered.append(answer(claim, claim.events, {}))
                 continue
             self._keep(claim, decider)
-            if claim.interrupted and decider.attempts <= claim.attempt and claim.attempt > 1:
+            if not landing and claim.interrupted and decider.attempts <= claim.attempt and claim.attempt > 1:
                 self._solitary.append(claim)
             else:
                 self._start(claim)

@@ -14,6 +14,8 @@ INTERRUPTED = "postroad.interrupted"
 OUTCOME_NAME = "postroad.outcome"
 TIMER_FIRED_NAME = "postroad.timer_fired"
 STOP_NAME = "postroad.stop"
+TASK_NAME = "postroad.task"
+REPORT_NAME = "postroad.report"
 
 
 class Event:

@@ -8,6 +8,7 @@ from postroad.model.errors import InvalidInput
 from postroad.model.payload import NAME_BYTES_MAX, text
 
 RESERVED_PREFIXES = ("postroad.", "evt:", "out:")
+DELEGATED_PREFIX = "postroad.delegation:"
 _TAKEN_BY_GENERATIONS = re.compile(r"#\d+$")
 SCHEMA_BYTES_MAX = 63  # Postgres would cut a longer one, and never find it again
 _MARKS = re.compile(r'["%:{}\\]')  # what means something to a driver or to our statements
@@ -72,6 +73,17 @@ def timer_event_id(key: str, generation: int) -> str:
 def outcome_id(key: str, epoch: int, status: str) -> str:
     """The event that tells a stream how its dispatch ended: one per key, epoch and status."""
     return f"out:{key}:{epoch}:{status}" if epoch else f"out:{key}:{status}"
+
+
+def task_id(parent: str, key: str) -> str:
+    """The event by which a stream's delegation reaches whoever does it."""
+    digest = hashlib.sha256(f"{parent}\0{key}".encode())
+    return f"postroad.task:{digest.hexdigest()[:32]}"
+
+
+def delegated_id(key: str) -> str:
+    """The event that tells a stream how its delegation ended: one per key, and no event of anybody else's."""
+    return f"{DELEGATED_PREFIX}{key}"
 
 
 def turn_id(stream: str, event_ids: Iterable[str]) -> str:

@@ -9,12 +9,16 @@ from typing import Literal
 import msgspec
 
 from postroad.model.acks import Presented
+from postroad.model.delegations import DelegationEnd, NewDelegation
 from postroad.model.lifecycle import Reason, Result, RunEnd, Status
 from postroad.model.retry import Retry
 
 
 class NewEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event to be put into a stream's inbox. `ready_at` None: at once."""
+    """An event to be put into a stream's inbox. `ready_at` None: at once.
+
+    `keep`: one of the same kind that holds its id is taken for it, whatever that says.
+    """
 
     stream: str
     event_id: str
@@ -22,6 +26,7 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     data: str
     ready_at: int | None = None
+    keep: bool = False
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -175,7 +180,8 @@ class TurnCommit(msgspec.Struct, frozen=True, kw_only=True):
 
     `consumed` move into the log, then `entries` follow. `dead` stay in the inbox with `dead_reason`. `operated`: the
     run has called tools. `stoppable`: it is refused if a person asked that the turn end.
-    `spoke`: what this run has said to watchers may stand in the database.
+    `spoke`: what this run has said to watchers may stand in the database. `reports` go to other streams; they refuse
+    nothing, see `reports.tell`. `delegated` are among the `publishes` too; `finished` are tasks of this stream.
     """
 
     claim: TurnClaim
@@ -184,6 +190,9 @@ class TurnCommit(msgspec.Struct, frozen=True, kw_only=True):
     dispatches: list[NewDispatch] = []
     timers: list[TimerChange] = []
     publishes: list[NewEvent] = []
+    reports: list[NewEvent] = []
+    delegated: list[NewDelegation] = []
+    finished: list[DelegationEnd] = []
     acks: list[Presented] = []
     withdrawals: list[str] = []
     deletions: list[str] = []

@@ -1,4 +1,4 @@
-"""What a deleted stream contained, and how it goes: entries, events, operations, runs and timers, a few at a time.
+"""What a deleted stream contained, and how it goes: entries, events, operations, runs, timers, delegations.
 
 The streams' rows stay, so that whatever else comes for them is refused or dropped. An event goes as everywhere under
 the stream's queues row, or what stands for it, in a statement after the lock; a stream whose turn somebody is at is
@@ -16,7 +16,7 @@ from postroad.store.statements import Statement, as_json
 # Whether anything is left in the stream `s`.
 LEFT = " OR ".join(
     f"(SELECT c.stream FROM {{p}}{table} AS c WHERE c.stream = s.id LIMIT 1) IS NOT NULL"
-    for table in ("log", "inbox", "operations", "runs", "timers", "queues", "partials")
+    for table in ("log", "inbox", "operations", "runs", "timers", "delegations", "queues", "partials")
 )
 _STILL = Statement("SELECT id FROM {p}streams WHERE id {in_list:names} AND coalesce(deleted_at, :before) < :before")
 _QUEUES = Statement(
@@ -45,6 +45,11 @@ DELETE FROM {p}operations WHERE (turn_id, ordinal) IN
 _RUNS = Statement("""
 DELETE FROM {p}runs WHERE run_id IN (SELECT r.run_id FROM {p}runs AS r WHERE r.stream {in_list:names} LIMIT :most)
 """)
+# What it had delegated: nobody is told of the end any more.
+_DELEGATIONS = Statement("""
+DELETE FROM {p}delegations WHERE (stream, key) IN
+    (SELECT d.stream, d.key FROM {p}delegations AS d WHERE d.stream {in_list:names} LIMIT :most)
+""")
 # What a pump or a program has locked is left: it may wait for what was deleted here before.
 _LOCK_TIMERS = Statement(
     "SELECT t.stream, t.key FROM {p}timers AS t WHERE t.stream {in_list:names} LIMIT :most {skip_locked}"
@@ -53,6 +58,8 @@ _TIMERS = Statement(
     "DELETE FROM {p}timers WHERE (stream, key) IN "
     "(SELECT stream, key FROM {rows:keys(stream text, key text)} LIMIT :most)"
 )
+
+_WHAT = {"events": _EVENTS, "operations": _OPERATIONS, "runs": _RUNS, "delegations": _DELEGATIONS}
 
 
 def end(conn: Connection, names: Sequence[str], *, before: int, most: int, now: int) -> Mapping[str, int]:
@@ -65,7 +72,7 @@ def end(conn: Connection, names: Sequence[str], *, before: int, most: int, now: 
     if not free:
         return counts
     asked = as_json(free)
-    for what, statement in (("events", _EVENTS), ("operations", _OPERATIONS), ("runs", _RUNS)):
+    for what, statement in _WHAT.items():
         counts[what] = statement(conn, names=asked, most=most - sum(counts.values())).rowcount
     counts["timers"] = _end_timers(conn, asked, most=most - sum(counts.values()))
     counts["entries"] = _end_entries(conn, free, most=most - sum(counts.values()))

@@ -44,11 +44,9 @@ def open_engine(database: str | URL) -> Engine:
     Raises:
         InvalidInput: It is no URL, or of a database that we do not work with. No password is shown.
     """
-    url = urls.parsed(database)
-    urls.check_options(url)
+    url = urls.checked(database)
     if url.get_backend_name() == "sqlite":
-        urls.refuse_memory(url)
-        return configure_sqlite(
+        engine = configure_sqlite(
             create_engine(
                 url,
                 # Ours are more than the driver keeps by itself, and would be parsed again and again.
@@ -57,6 +55,7 @@ def open_engine(database: str | URL) -> Engine:
                 execution_options=_OURS,
             )
         )
+        return sqlite_file.make_private(engine)  # behind its watch: what was lost is not made anew
     engine = create_engine(
         url,
         execution_options=_OURS,

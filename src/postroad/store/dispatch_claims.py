@@ -103,13 +103,14 @@ def claim(
     left = [row for row in rows if row.id not in over]
     claimed, probes = _probes(conn, left, found.closed, policy, token=token, now=now)
     moves.apply(conn, ended, now=now)
+    again_at = found.start(claimed)
     if claimed:
         _start(conn, claimed, policy, token=token, now=now)
     return ClaimedDispatches(
         [_claim_of(_started(row, policy, token=token, now=now), probe=row.id in probes) for row in claimed],
         [Settled(move.row.id, move.to, move.reason, False) for move in ended],
         unseen,
-        found.again_at,
+        again_at,
     )
 
 
@@ -227,8 +228,12 @@ def _claim_of(row: Due, *, probe: bool) -> DispatchClaim:
     )
 
 
-def release(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
-    """Give claims back of which nothing had begun, as if they had not been; the ids that were still held."""
+def release(conn: Connection, holds: Sequence[Hold], *, kind: str | None = None, now: int) -> list[str]:
+    """Give claims back of which nothing had begun, as if they had not been; the ids that were still held.
+
+    Gates for which they were to be the probes may be tried by others at once: those of `kind`, by its name of today;
+    None: of the kinds under whose names these are stored.
+    """
     standing = moves.lock(conn, [hold.subject for hold in holds], in_lanes=())  # none of them ends
     held = {
         hold.subject: standing[hold.subject]
@@ -236,6 +241,9 @@ def release(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
         if hold.subject in standing and standing[hold.subject].claim_token == hold.token
     }
     moves.apply(conn, [settle.released(row, now=now) for row in held.values()], now=now)
+    for name in sorted({row.kind if kind is None else kind for row in held.values()}):
+        given = [hold for hold in holds if hold.subject in held and name in (kind, held[hold.subject].kind)]
+        gates.release(conn, name, given, now=now)
     return list(held)
 
 

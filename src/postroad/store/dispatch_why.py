@@ -27,6 +27,7 @@ _LAST_WORD = Statement("""
 SELECT reason_code, actor, at FROM {p}transitions
 WHERE entity = :id AND reason_code IN (SELECT value FROM {list:reasons}) ORDER BY id DESC LIMIT 1
 """)
+ERROR_CHARACTERS = 200
 _HOW_TO_RESOLVE = "look at its destination, then resolve it with --sent, --resend or --discard"
 
 
@@ -62,7 +63,7 @@ def _pending(conn: Connection, row: Row, takes: Takes | None, *, now: int) -> st
     if row.reason == Reason.TRANSPORT_OK:
         return _awaiting_ack(row)
     if row.due_at > now:
-        return _not_due(row, now=now)
+        return _not_due(conn, row, now=now)
     return _held(conn, row, now=now) or _not_taken(row, takes, now=now)
 
 
@@ -83,11 +84,11 @@ def _awaiting_ack(row: Row) -> str:
     return f"Sent by {_attempt(row)}; its acknowledgement is waited for until {_at(row.due_at)}, {then}."
 
 
-def _not_due(row: Row, *, now: int) -> str:
+def _not_due(conn: Connection, row: Row, *, now: int) -> str:
     when = f"until {_at(row.due_at)}, due in {_seconds(row.due_at - now)}"
     if row.attempt == 0:
         return f"It waits for its time {when}."
-    return f"Backing off {when}, after {_attempt(row)}{_error(row)}."
+    return f"Backing off {when}, after {_attempt(row)}{_error(row)}{_arrived(conn, row)}."
 
 
 def _held(conn: Connection, row: Row, *, now: int) -> str:
@@ -95,7 +96,7 @@ def _held(conn: Connection, row: Row, *, now: int) -> str:
     if gate is None:
         return ""
     what = f"to host {gate.host} of kind {row.kind}" if gate.host else f"of kind {row.kind}"
-    said = f": {gate.reason}" if gate.reason else ""
+    said = f": {_first_line(gate.reason)}" if gate.reason else ""
     if gate.probe is not None:
         return f"All sends {what} are held while one of them is tried{said}."
     return f"All sends {what} are held until one of them is tried at {_at(gate.until)}{said}."
@@ -141,8 +142,13 @@ def _attempt(row: Row) -> str:
 
 
 def _error(row: Row) -> str:
-    """The first line: what follows, if anything, is a traceback."""
-    return f": {row.last_error.splitlines()[0]}" if row.last_error else ""
+    return f": {_first_line(row.last_error)}" if row.last_error else ""
+
+
+def _first_line(said: str) -> str:
+    """What a sentence has room for: what follows, if anything, is a traceback, or somebody's page of HTML."""
+    line = next(iter(said.splitlines()), "")
+    return line if len(line) <= ERROR_CHARACTERS else line[: ERROR_CHARACTERS - 1] + "…"
 
 
 def _at(stamp: int) -> str:

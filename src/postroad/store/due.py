@@ -38,7 +38,8 @@ _MOMENTS = Statement("""
     SELECT (SELECT fire_at FROM {p}timers WHERE status = 'armed' ORDER BY fire_at LIMIT 1) AS timer,
     (SELECT expires_at FROM {p}outbox
      WHERE expires_at IS NOT NULL AND status IN ('pending', 'delivering') ORDER BY expires_at LIMIT 1) AS expiry,
-    (SELECT raised_at FROM {p}alerts WHERE rung_at IS NULL ORDER BY id LIMIT 1) AS alert
+    (SELECT raised_at FROM {p}alerts WHERE rung_at IS NULL ORDER BY id LIMIT 1) AS alert,
+    (SELECT deadline_at FROM {p}delegations WHERE status = 'open' ORDER BY deadline_at LIMIT 1) AS deadline
 """)
 
 
@@ -75,6 +76,9 @@ def sends(conn: Connection, kinds: Sequence[str]) -> int | None:
 
 
 def moments(conn: Connection) -> int | None:
-    """The earliest time at which a timer is due, a dispatch expires or an alert has waited; None: none is to come."""
+    """The earliest time at which a timer is due, a dispatch expires, a delegation times out or an alert has waited.
+
+    None: none is to come.
+    """
     dialects.distrust_statistics(conn)
     return min((at for row in _MOMENTS(conn) for at in row if at is not None), default=None)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from postroad.model.gates import WHOLE_KIND, hold
 from postroad.model.payload import safe_error
-from postroad.model.rows import NewAlert, Settlement
+from postroad.model.rows import Hold, NewAlert, Settlement
 from postroad.store import alerts, audit
 from postroad.store.audit import Operator
 from postroad.store.statements import Statement, as_json
@@ -49,6 +49,12 @@ WHERE g.kind = kept.kind AND g.host = kept.host
 """)
 _OPEN = Statement("""
 DELETE FROM {p}gates WHERE kind = :kind AND host = :host RETURNING closed_at, failures, reason
+""")
+_TRIED_BY = Statement("""
+SELECT g.kind, g.host, g.failures, g.probe FROM {rows:holds(subject text, token text)}
+JOIN {p}outbox AS o ON o.id = holds.subject
+JOIN {p}gates AS g ON g.kind = :kind AND g.host IN ('', coalesce(o.host, '')) AND g.probe = holds.token
+ORDER BY g.kind, g.host {for_update}
 """)
 _FORGET = Statement("DELETE FROM {p}gates WHERE kind = :kind AND host {in_list:hosts}")
 _LIST = Statement("""
@@ -97,6 +103,13 @@ def forget(conn: Connection, kind: str, hosts: Collection[str], *, now: int) -> 
         _FORGET(conn, kind=kind, hosts=as_json(free))
 
 
+def release(conn: Connection, kind: str, holds: Sequence[Hold], *, now: int) -> None:
+    """Let gates of a kind be tried at once whose probes are given back: nothing of these had begun."""
+    given = _TRIED_BY(conn, kind=kind, holds=as_json(holds)).into(_Gate)
+    if given:
+        _KEEP(conn, kept=as_json([_as_it_was(gate, now=now) for gate in given]), now=now)
+
+
 def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> None:
     """What attempts say about gates, in the transaction that settles them.
 
@@ -137,11 +150,13 @@ def _following(gate: _Gate, each: Settlement, *, now: int) -> dict[str, object] 
     """The gate as its probe's result leaves it; None: it is open."""
     if each.result == "unreachable" and gate.host == each.gate:
         failures, until, reason = gate.failures + 1, now + _hold(gate.failures + 1, each), safe_error(each.error)
-    elif each.result == "cut_short":
-        failures, until, reason = gate.failures, now, None
-    else:
-        return None
-    return {"kind": gate.kind, "host": gate.host, "until": until, "failures": failures, "reason": reason}
+        return {"kind": gate.kind, "host": gate.host, "until": until, "failures": failures, "reason": reason}
+    return _as_it_was(gate, now=now) if each.result == "cut_short" else None
+
+
+def _as_it_was(gate: _Gate, *, now: int) -> dict[str, object]:
+    """The gate as if its probe had not been: the next one may follow at once."""
+    return {"kind": gate.kind, "host": gate.host, "until": now, "failures": gate.failures, "reason": None}
 
 
 def _hold(failures: int, each: Settlement) -> int:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from postroad.model import ids, payload
+from postroad.model import ids, payload, reports
 from postroad.model.errors import ConcurrencyConflict, KeyConflict, Refused, StreamDeleted
+from postroad.model.events import REPORT_NAME
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import NewEvent, Published
 from postroad.store import tombstones
@@ -51,9 +52,14 @@ _OVER = Statement(
     "FROM {rows:e(stream text, event_id text)}) AS found "
     "WHERE seq IS NOT NULL OR buried IS NOT NULL OR deleted_at IS NOT NULL"
 )
+# Not a join: where the planner takes the log for empty it would read all of it.
 _ENTRIES = Statement(
-    "SELECT l.stream, l.entry_id AS event_id, l.kind, l.data FROM {rows:e(stream text, seq int)} "
-    "JOIN {p}log l ON l.stream = e.stream AND l.seq = e.seq"
+    "SELECT e.stream, "
+    + ", ".join(
+        f"(SELECT l.{column} FROM {{p}}log l WHERE l.stream = e.stream AND l.seq = e.seq) AS {name}"
+        for column, name in (("entry_id", "event_id"), ("kind", "kind"), ("data", "data"))
+    )
+    + " FROM {rows:e(stream text, seq int)}"
 )
 _DELETE = Statement("DELETE FROM {p}inbox WHERE position {in_ints:positions}")
 _WAITING = Statement(
@@ -71,10 +77,13 @@ class First(NamedTuple):
     content_hash: str = ""
 
     def is_same(self, event: NewEvent) -> bool:
-        """Whether this event has the same content."""
+        """Whether this event has the same content, or takes any other of its kind for it."""
+        if event.keep and self.kind in ("", event.kind):
+            return True
         if self.content_hash:
             return self.content_hash == payload.content_hash(event.kind, event.data)
-        return payload.same_content(event.kind, event.data, self.kind, self.data)
+        data = reports.accepted(self.data) if self.kind == REPORT_NAME else self.data
+        return payload.same_content(event.kind, event.data, self.kind, data)
 
 
 def publish(conn: Connection, events: Sequence[NewEvent], *, now: int) -> list[Published]:

@@ -20,6 +20,8 @@ _NEXT = Statement("""
         SELECT min(expires_at) FROM {p}outbox
         WHERE status IN ('pending', 'delivering') AND expires_at > :after
         UNION ALL
+        SELECT min(deadline_at) FROM {p}delegations WHERE status = 'open' AND deadline_at > :after
+        UNION ALL
         SELECT min(until) FROM {p}queues WHERE until > :after AND type IN (SELECT value FROM {list:types})
         UNION ALL
         SELECT min(ready_at) FROM {p}inbox
@@ -31,13 +33,14 @@ _WAITING = Statement("""
     SELECT (SELECT count(*) FROM {p}timers WHERE status = 'armed')
          + (SELECT count(*) FROM {p}outbox WHERE status IN ('pending', 'delivering') AND due_at IS NOT NULL)
          + (SELECT count(*) FROM {p}inbox WHERE reason IS NULL)
+         + (SELECT count(*) FROM {p}delegations WHERE status = 'open')
 """)
 
 _WAITING_EVENTS = Statement("SELECT count(*) FROM {p}inbox WHERE reason IS NULL")
 
 
 def next_moment(conn: Connection, *, kinds: Sequence[str], types: Sequence[str], after: int) -> int | None:
-    """The earliest time later than `after` at which a timer, a dispatch of these kinds or a stream is due.
+    """The earliest time later than `after` at which a timer, delegation, dispatch of these kinds or stream is due.
 
     Or may be tried again, where a gate or a rate holds back what is due.
     """
@@ -48,7 +51,7 @@ def next_moment(conn: Connection, *, kinds: Sequence[str], types: Sequence[str],
 
 
 def waiting(conn: Connection) -> int:
-    """How many timers, dispatches and events are not at their end."""
+    """How many timers, dispatches, events and delegations are not at their end."""
     return int(_WAITING(conn).scalar_one())
 
 

@@ -15,7 +15,7 @@ from postroad.model.errors import StaleClaim
 from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import QueueState, RunEnd
 from postroad.model.rows import ClaimedTurns, EndedRun, Hold, InboxEvent, NewAlert, TurnClaim
-from postroad.store import alerts, dialects, runs, stopping
+from postroad.store import alerts, delegations, dialects, reports, runs, stopping
 from postroad.store.inbox import UNDEAD
 from postroad.store.log import LANDED
 from postroad.store.queue_search import Ask, Candidate, search
@@ -32,9 +32,13 @@ _SETS = Statement(
     + stopping.LAST
     % "want.stream"
     + " AS stop, "
-    "CASE WHEN want.fresh = 1 THEN CAST((SELECT {json_agg}(front.position) FROM ("
-    "SELECT i.position FROM {p}inbox i WHERE i.type = :type AND i.stream = want.stream "
-    "AND i.reason IS NULL ORDER BY i.position LIMIT :batch) AS front) AS text) END AS picked "
+    "CASE WHEN want.fresh = 1 THEN CAST((SELECT {json_agg}(cut.position) FROM ("
+    f"SELECT front.position, min(CASE WHEN {reports.IS_ONE} THEN front.position END) OVER () AS report, "
+    f"min(CASE WHEN NOT {reports.IS_ONE} THEN front.position END) OVER () AS message FROM ("
+    "SELECT i.position, i.kind FROM {p}inbox i WHERE i.type = :type AND i.stream = want.stream "
+    "AND i.reason IS NULL ORDER BY i.position LIMIT :batch) AS front) AS cut "
+    # Reports and messages are never in one set: it ends where the other sort begins.
+    "WHERE report IS NULL OR message IS NULL OR position < report OR position < message) AS text) END AS picked "
     "FROM {rows:want(stream text, known int, fresh int)} "
     "WHERE want.known = 1 OR (SELECT 1 FROM {p}queues q WHERE q.stream = want.stream) IS NULL"
 )
@@ -49,11 +53,11 @@ _BURY = Statement(
     "WHERE type = :type AND reason IS NULL AND stream {in_list:streams}"
 )
 _TAKE = Statement(
-    "INSERT INTO {p}queues (stream, type, claim_token, until, state, attempts, picked, alone) "
-    "SELECT name, :type, :token, :until, 'claimed', attempts, picked, alone FROM "
+    "INSERT INTO {p}queues (stream, type, claim_token, until, state, attempts, picked, alone, lease) "
+    "SELECT name, :type, :token, :until, 'claimed', attempts, picked, alone, :lease FROM "
     "{rows:sets(name text, attempts int, picked text, alone text)} WHERE true ORDER BY name "
     "ON CONFLICT (stream) DO UPDATE SET claim_token = excluded.claim_token, until = excluded.until, "
-    "state = excluded.state, attempts = excluded.attempts, picked = excluded.picked"
+    "state = excluded.state, attempts = excluded.attempts, picked = excluded.picked, lease = excluded.lease"
 )
 _FRONT = Statement(
     "SELECT stream, position FROM {p}inbox WHERE type = :type AND front = 1 AND reason IS NULL "
@@ -144,7 +148,7 @@ def claim(
     _read_events(conn, [one for one in sets if not one.deleted])
     free(conn, {s.candidate.stream: s.candidate.alone for s in sets if _is_over(s)}, now=now)
     claims = [_claim(one, token, until=now + lease) for one in sets if one.events]
-    _take(conn, stream_type, claims, {s.candidate.stream: s.candidate for s in sets})
+    _take(conn, stream_type, claims, {s.candidate.stream: s.candidate for s in sets}, lease=lease)
     _end_interrupted(conn, [one.candidate for one in sets], now=now)
     runs.start(conn, claims, now=now)
     failpoint("queues.claimed")
@@ -206,6 +210,7 @@ def _bury_deleted(conn: Connection, stream_type: str, deleted: Sequence[_Set], *
     if deleted:
         streams = [one.candidate.stream for one in deleted]
         _BURY(conn, type=stream_type, streams=as_json(streams), reason=STREAM_DELETED, now=now)
+        delegations.cancel(conn, streams, now=now)  # those that the deletion could not see
 
 
 def _is_over(one: _Set) -> bool:
@@ -231,7 +236,9 @@ def _claim(one: _Set, token: str, *, until: int) -> TurnClaim:
     )
 
 
-def _take(conn: Connection, stream_type: str, claims: Sequence[TurnClaim], candidates: Mapping[str, Candidate]) -> None:
+def _take(
+    conn: Connection, kind: str, claims: Sequence[TurnClaim], candidates: Mapping[str, Candidate], *, lease: int
+) -> None:
     if claims:
         sets = [
             {
@@ -242,7 +249,7 @@ def _take(conn: Connection, stream_type: str, claims: Sequence[TurnClaim], candi
             }
             for claim in claims
         ]
-        _TAKE(conn, sets=as_json(sets), type=stream_type, token=claims[0].token, until=claims[0].until)
+        _TAKE(conn, sets=as_json(sets), type=kind, token=claims[0].token, until=claims[0].until, lease=lease)
 
 
 def _end_interrupted(conn: Connection, candidates: Sequence[Candidate], *, now: int) -> None:

@@ -44,10 +44,14 @@ class Limits:
         """How many attempts may start now."""
         return limits.allowed(self._next[host], self._rate, now=self._now)
 
-    def next_at(self, host: str) -> int:
-        """When the next attempt may start."""
-        at: int = self._next[host]
-        return at
+    @property
+    def hosts(self) -> list[str]:
+        """What these rates are kept for."""
+        return list(self._next)
+
+    def again(self, host: str) -> int:
+        """When to look again at what this rate holds back."""
+        return again(self._next[host], self._rate)
 
     def start(self, numbers: Mapping[str, int]) -> None:
         """Count attempts that start now, by host."""

@@ -4,6 +4,7 @@ Where nothing is held back this is one statement. Where something is, dispatches
 one that is down or slow holds up no other; that costs a look at each host that has unfinished ones.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple
@@ -76,12 +77,25 @@ class Due(moves.Standing, frozen=True, kw_only=True):
 class Ready(NamedTuple):
     """Due dispatches, locked; `closed`: the gates that must be taken for a probe, where they concern one of these.
 
-    `again_at`: there are others, which may go then.
+    `again_at`: there are others, which may go then. `limits`: the rates under which these may start, by what they are
+    kept for; `waits`: their kind's rate holds back others.
     """
 
     rows: list[Due]
     closed: frozenset[str] = frozenset()
     again_at: int | None = None
+    limits: tuple[rates.Limits, ...] = ()
+    waits: bool = False
+
+    def start(self, rows: Sequence[Due]) -> int | None:
+        """Count the attempts that start against their rates: those of these rows. When there are others that may go."""
+        again_at = self.again_at
+        for limits in self.limits:
+            numbers = Counter(row.host for row in rows)
+            limits.start({host: numbers[host] if host else len(rows) for host in limits.hosts})
+            if self.waits and WHOLE_KIND in limits.hosts:
+                again_at = limits.again(WHOLE_KIND)
+        return again_at
 
 
 class _Look(NamedTuple):
@@ -126,25 +140,24 @@ def find(
 def _find_held(conn: Connection, look: _Look, limit: int, room: HostRoom | None, closed: dict[str, int]) -> Ready:
     """What may go of a kind of which something may not."""
     policy, now = look.policy, look.now
-    free, rate = limit, policy.rate
+    free = limit
     if closed.get(WHOLE_KIND, 0) > now:
         return Ready([])
     if WHOLE_KIND in closed:
         free = 1
-    of_kind = None if rate is None else rates.Limits(conn, policy.kind, [WHOLE_KIND], rate, now=now)
-    if of_kind is not None and rate is not None:
+    of_kind = None if policy.rate is None else rates.Limits(conn, policy.kind, [WHOLE_KIND], policy.rate, now=now)
+    if of_kind is not None:
         free = min(free, of_kind.allowed(WHOLE_KIND))
         if free == 0:
-            return Ready([], again_at=rates.again(of_kind.next_at(WHOLE_KIND), rate))
+            return Ready([], again_at=of_kind.again(WHOLE_KIND))
     by_host = policy.rate_per_host is not None or room is not None or closed.keys() - {WHOLE_KIND}
     if by_host:
         found = _by_host(conn, look, room, free, closed)
     else:
         found = Ready(look.oldest(conn, free, gated=""))
-    if of_kind is not None and rate is not None:
-        of_kind.start({WHOLE_KIND: len(found.rows)})
-        if found.again_at is None and len(found.rows) == free < limit:
-            found = found._replace(again_at=rates.again(of_kind.next_at(WHOLE_KIND), rate))
+    if of_kind is not None:
+        waits = found.again_at is None and len(found.rows) == free < limit
+        found = found._replace(limits=(of_kind, *found.limits), waits=waits)
     # Once more, now that the rows are locked: of what an attempt has given back just now, others have closed the gate.
     return found._replace(closed=frozenset(gates.of(conn, policy.kind))) if found.rows else found
 
@@ -168,9 +181,8 @@ def _by_host(conn: Connection, look: _Look, room: HostRoom | None, free: int, cl
     of_none = [look.of(_OF_NO_HOST, conn, name, free) for name in look.names]
     of_hosts = [look.of(_OF_HOST, conn, name, min(free, rooms[host]), host=host) for name, host in chosen]
     rows = _in_turn(sorted(filter(None, [*of_none, *of_hosts]), key=_waits_since), rooms, free)
-    if limits is not None:
-        limits.start({host: sum(row.host == host for row in rows) for host in rooms})
-    return Ready(rows, again_at=_again(look, heads, waiting, more=bool(rows) and len(open_) > len(chosen)))
+    again_at = _again(look, heads, waiting, more=bool(rows) and len(open_) > len(chosen))
+    return Ready(rows, again_at=again_at, limits=() if limits is None else (limits,))
 
 
 def _waits_since(found: Sequence[Due]) -> int:

@@ -23,7 +23,10 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _EVENTS = Statement("SELECT event_id FROM {p}inbox WHERE position {in_ints:positions} ORDER BY position")
-_STATE = Statement("SELECT state, attempts, picked FROM {p}queues WHERE stream = :stream")
+_STATE = Statement(
+    "SELECT state, attempts, picked, (SELECT s.deleted_at FROM {p}streams AS s WHERE s.id = q.stream) AS deleted_at "
+    "FROM {p}queues AS q WHERE stream = :stream"
+)
 _FREE = Statement(
     "UPDATE {p}queues SET state = 'ready', until = :now, attempts = 0 WHERE stream = :stream AND state = 'parked'"
 )
@@ -41,6 +44,8 @@ def resolve(conn: Connection, stream: str, how: How, *, by: Operator, now: int) 
     if found is None or found.state != "parked":
         state = "free" if found is None else found.state
         return Resolution(done=False, refused=f"The stream is not parked (it is {state}).")
+    if found.deleted_at is not None:
+        return Resolution(done=False, refused="The stream was deleted; nothing of its turn is run again.")
     events = _EVENTS(conn, positions=as_json(stopping.positions(found.picked))).scalars()
     turn_id = ids.turn_id(stream, events)
     calls = len(operations.of_turn(conn, turn_id))

@@ -84,6 +84,9 @@ Index(
 # For `status` and operators: dead events, counted and listed without a walk over what waits.
 Index(PREFIX + "inbox_dead", inbox.c.position,
       postgresql_where=text("reason IS NOT NULL"), sqlite_where=text("reason IS NOT NULL"))  # fmt: skip
+# For whoever looks at one stream: those of it, whatever waits in it and whatever is dead elsewhere.
+_ENDED = text("coalesce(reason, '-') <> '-'")
+Index(PREFIX + "inbox_dead_of", inbox.c.stream, inbox.c.position, postgresql_where=_ENDED, sqlite_where=_ENDED)
 
 # For whoever runs turns: which of them people have stopped.
 _STOPS = text("kind = 'postroad.stop' AND reason IS NULL")
@@ -92,7 +95,8 @@ Index(PREFIX + "inbox_stops", inbox.c.kind, inbox.c.stream, inbox.c.position,
 
 # A stream has a row here only while it is claimed, backs off, is parked or was freed with events left.
 # `until` says when to look at it again; NULL: a person must. `picked` is the claimed set as inbox positions,
-# `alone` the rest of a set that was split, to be tried one by one.
+# `alone` the rest of a set that was split, to be tried one by one. `lease`: for how long a claim
+# was taken, and is renewed.
 queues = Table(
     PREFIX + "queues",
     metadata,
@@ -104,6 +108,7 @@ queues = Table(
     Column("attempts", Integer, nullable=False),
     Column("picked", AnyText),
     Column("alone", AnyText),
+    Column("lease", BigInteger),
     CheckConstraint("(claim_token IS NULL) = (state <> 'claimed')", name=PREFIX + "queues_token"),
     postgresql_with={"fillfactor": 70},
 )
@@ -370,3 +375,26 @@ alerts = Table(
 )
 Index(PREFIX + "alerts_unrung", alerts.c.id,
       postgresql_where=text("rung_at IS NULL"), sqlite_where=text("rung_at IS NULL"))  # fmt: skip
+
+# Work that a turn of `stream` has started on `child`, by the event at `position`. `note`: what came after its end.
+delegations = Table(
+    PREFIX + "delegations",
+    metadata,
+    Column("stream", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("child", Text, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("depth", Integer, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("deadline_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    Column("error", AnyText),
+    Column("note", AnyText),
+    CheckConstraint("status IN ('open', 'done', 'failed', 'cancelled', 'timed_out')", name=PREFIX + "delegations_is"),
+    CheckConstraint("(status = 'open') = (ended_at IS NULL)", name=PREFIX + "delegations_ended"),
+)
+Index(PREFIX + "delegations_open", delegations.c.stream, delegations.c.status, delegations.c.key)
+_AT_WORK = text("status = 'open'")
+Index(PREFIX + "delegations_due", delegations.c.deadline_at, postgresql_where=_AT_WORK, sqlite_where=_AT_WORK)
+Index(PREFIX + "delegations_child", delegations.c.child, delegations.c.ended_at, delegations.c.position)

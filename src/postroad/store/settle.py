@@ -21,6 +21,10 @@ _OVERDUE = Statement(
 )
 
 _HELD = Statement("SELECT id, claim_token FROM {p}outbox WHERE id {in_list:ids}")
+_LATE_WORDS = Statement(
+    "SELECT entity, metadata FROM {p}transitions WHERE entity {in_list:ids} "
+    "AND reason_code IN ('dispatch.stale.transport_ok', 'dispatch.stale.transport_failed')"
+)
 _SAID: dict[Result, str] = {
     "ok": "sent",
     "failed": "failed",
@@ -42,6 +46,14 @@ def unsettled(conn: Connection, settlements: Sequence[Settlement]) -> set[str]:
     """Which of them hold their dispatch still: what to settle again after the answer of a COMMIT was lost."""
     tokens = {each.id: each.token for each in settlements}
     return {row.id for row in _HELD(conn, ids=as_json(sorted(tokens))) if row.claim_token == tokens[row.id]}
+
+
+def unheard(conn: Connection, late: Sequence[Settlement]) -> set[str]:
+    """Of which of these, which came after their claims were over, the history says nothing: the same question."""
+    words = _LATE_WORDS(conn, ids=as_json([each.id for each in late]))
+    told = [(row.entity, msgspec.json.decode(row.metadata)) for row in words]
+    heard = {(entity, about["attempt"], about["epoch"]) for entity, about in told}
+    return {each.id for each in late if (each.id, each.attempt, each.epoch) not in heard}
 
 
 def settle(

@@ -1,4 +1,4 @@
-"""Notices when a SQLite file is removed or replaced while it is open.
+"""A SQLite file: how one is made, and notices when it is removed or replaced while it is open.
 
 SQLite itself does not: the process goes on in a file that has no name any more, and what it commits there is lost
 with the process. So each transaction looks, when it begins and before it commits, whether the path still leads to
@@ -6,7 +6,11 @@ the file that its connection opened. A file that is overwritten in place cannot 
 """
 
 import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DisconnectionError
@@ -14,8 +18,34 @@ from sqlalchemy.exc import DisconnectionError
 from postroad.model.errors import DatabaseReplaced
 
 _OPENED = "postroad_file"
+_OWNER_ONLY = stat.S_IRUSR | stat.S_IWUSR
 _OUR_TABLE = "SELECT count(*) FROM sqlite_master WHERE name = 'postroad_migrations'"
 Identity = tuple[int, int]
+
+
+def make_private(engine: Engine) -> Engine:
+    """Have an engine make a file that is not there for its owner alone, and not as the umask has it.
+
+    SQLite gives the files beside it (-wal, -shm) the same mode. What is there already stays as it is.
+    """
+    event.listen(engine, "do_connect", _make)
+    return engine
+
+
+def _make(_dialect: object, _record: object, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+    path = _made_at(str(arguments[0]), is_uri=bool(options.get("uri")))
+    # Whatever is wrong with the place, SQLite says it next; that another process was quicker is nothing wrong.
+    with suppress(OSError):
+        os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, _OWNER_ONLY))
+
+
+def _made_at(name: str, *, is_uri: bool) -> str:
+    """The path at which connecting makes a file if there is none; '' if it makes none."""
+    if not is_uri or not name.startswith("file:"):
+        return name
+    given = urlsplit(name)
+    mode = dict(parse_qsl(given.query)).get("mode", "rwc")
+    return unquote(given.path) if mode == "rwc" and given.netloc in ("", "localhost") else ""
 
 
 def watch(engine: Engine) -> None:

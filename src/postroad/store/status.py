@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from postroad.model.clock import SECOND
 from postroad.model.lifecycle import Reason, Status
-from postroad.store import dialects, timers, transitions
+from postroad.store import dialects, queues, stopping, timers, transitions
 from postroad.store.statements import Statement
 
 HOUR = 3_600 * SECOND
@@ -20,6 +20,8 @@ COUNT_MAX = 10_000
 PER_KIND_MAX = 1_000
 LISTED_MAX = 10
 PARKED_MAX = 100
+# How events end of which somebody decided that nobody is to look at them: that is no death.
+DROPPED = (queues.STREAM_DELETED, stopping.WITHDRAWN)
 
 
 class Bounded(msgspec.Struct, frozen=True):
@@ -53,6 +55,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """How things stand. Ages and the lag are microseconds, 0 where there is nothing; `lately`: the last hour.
 
     Attributes:
+        events_dead: That no turn could process, among the last 10,000 that ended without one.
         oldest_event_age: Of the event at the inbox's front that has been ready the longest.
         dispatches: Unfinished ones by status; what waits behind the head of a lane is not counted.
         trouble: Dead letters, expiries, lost leases and stale settles lately, by reason.
@@ -87,8 +90,11 @@ _UNFINISHED = "status IN ('pending', 'delivering') AND due_at IS NOT NULL"
 _WAITING = Statement("""
     SELECT count(*) FROM (SELECT 1 FROM {p}inbox WHERE reason IS NULL LIMIT :max + 1) AS part
 """)
-_DEAD = Statement("""
-    SELECT count(*) FROM (SELECT 1 FROM {p}inbox WHERE reason IS NOT NULL LIMIT :max + 1) AS part
+# Bounded by what is looked at, not by what is found: what was dropped stays in the index for as long as the dead do.
+_DEAD = Statement(f"""
+    SELECT count(*) AS ended, count(CASE WHEN reason NOT IN {DROPPED} THEN 1 END) AS dead FROM (
+        SELECT reason FROM {{p}}inbox WHERE reason IS NOT NULL ORDER BY position DESC LIMIT :max + 1
+    ) AS part
 """)
 _UNRUNG = Statement("""
     SELECT count(*) FROM (SELECT 1 FROM {p}alerts WHERE rung_at IS NULL LIMIT :max + 1) AS part
@@ -170,7 +176,7 @@ def snapshot(conn: Connection, *, now: int, hour: int = HOUR) -> Snapshot:
     return Snapshot(
         now=now,
         events_waiting=_bounded(_WAITING, conn),
-        events_dead=_bounded(_DEAD, conn),
+        events_dead=_dead(conn),
         oldest_event_age=_age(oldest, now),
         dispatches={
             Status.PENDING: sum(kind.pending for kind in kinds),
@@ -200,6 +206,11 @@ def snapshot(conn: Connection, *, now: int, hour: int = HOUR) -> Snapshot:
 def _bounded(statement: Statement, conn: Connection) -> Bounded:
     count = statement(conn, max=COUNT_MAX).scalar_one()
     return Bounded(min(count, COUNT_MAX), more=count > COUNT_MAX)
+
+
+def _dead(conn: Connection) -> Bounded:
+    found = _DEAD(conn, max=COUNT_MAX).one()
+    return Bounded(min(found.dead, COUNT_MAX), more=found.ended > COUNT_MAX)
 
 
 def _kinds(conn: Connection, now: int) -> list[KindStatus]:

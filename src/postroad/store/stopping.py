@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from postroad.model import ids
-from postroad.model.events import STOP_NAME
+from postroad.model.events import STOP_NAME, TASK_NAME
 from postroad.model.rows import NewEvent
 from postroad.store import audit, dialects, inbox
 from postroad.store.audit import Operator
@@ -21,10 +21,10 @@ _UNSEEN = f"i.kind = '{STOP_NAME}' AND i.reason IS NULL"  # as the index says it
 # The position of a stream's last stop that nobody has seen to. Without its type: another index would offer itself.
 LAST = f"(SELECT max(i.position) FROM {{p}}inbox i WHERE {_UNSEEN} AND i.stream = %s)"
 
-# Under the stream's lock. What the runtime itself has to say (outcomes, timers, reports) stays.
+# Under the stream's lock. What the runtime itself has to say (outcomes, timers, reports) stays; a task is work.
 _WITHDRAW = Statement(
     "UPDATE {p}inbox SET reason = :why, ready_at = :now WHERE type = :type AND stream = :stream AND reason IS NULL "
-    "AND position < :stop AND kind NOT LIKE 'postroad.%%'"
+    f"AND position < :stop AND (kind NOT LIKE 'postroad.%%' OR kind = '{TASK_NAME}')"
 )
 _ASKED = Statement(
     "SELECT q.stream, q.claim_token, q.picked, i.position FROM {p}inbox i JOIN {p}queues q ON q.stream = i.stream "

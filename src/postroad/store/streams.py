@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from postroad.model import ids
 from postroad.model.errors import StreamDeleted
-from postroad.store import audit, dialects, inbox, stream_views, timers
+from postroad.store import audit, delegations, dialects, inbox, stream_views, timers
 from postroad.store.audit import Operator
 from postroad.store.statements import Statement, as_json
 
@@ -62,6 +62,7 @@ def delete_by(conn: Connection, stream: str, *, by: Operator, now: int) -> bool:
     if not delete(conn, [stream], now=now):
         return False
     timers.apply(conn, timers.disarmed(conn, [stream]), now=now)
+    delegations.cancel(conn, [stream], now=now)
     before = {} if found is None else {"version": found.version, "state": found.state, "dead": found.dead}
     waiting = inbox.waiting(conn, stream)
     audit.record(conn, "stream.delete", stream, by=by, before={**before, "waiting": waiting}, after={}, now=now)

@@ -26,6 +26,7 @@ from postroad.model.rows import (
 from postroad.store import (
     acks,
     alerts,
+    delegations,
     dialects,
     inbox,
     log,
@@ -33,6 +34,7 @@ from postroad.store import (
     outbox,
     partials,
     queues,
+    reports,
     runs,
     stopping,
     streams,
@@ -77,7 +79,7 @@ def commit(
         ConcurrencyConflict: A stream has moved on since its version was read.
         StreamDeleted: A stream was deleted.
         DuplicateKey: A dispatch with one of the keys exists.
-        KeyConflict, TimerConflict: As for publishing and for timers.
+        KeyConflict, TimerConflict: As for publishing, delegating and for timers.
         DispatchNotFound, AckNotRequested, BadAckToken, AckRefused: A token acknowledges nothing.
     """
     if write is not None and len(turns) != 1:
@@ -130,7 +132,8 @@ def _committed(
 
 def _record(conn: Connection, turns: Sequence[TurnCommit], *, now: int) -> None:
     """What happened: the log grows, the inbox shrinks."""
-    log.append_all(conn, [_appended(turn) for turn in turns], now=now)
+    newest = reports.newest(conn, turns)
+    log.append_all(conn, [_appended(turn, newest.get(turn.claim.stream)) for turn in turns], now=now)
     failpoint("turns.logged")
     consumed = {event.position: turn.claim.stream for turn in turns for event in turn.consumed}
     if consumed:
@@ -141,18 +144,19 @@ def _record(conn: Connection, turns: Sequence[TurnCommit], *, now: int) -> None:
     failpoint("turns.consumed")
 
 
-def _appended(turn: TurnCommit) -> log.Append:
+def _appended(turn: TurnCommit, newest: str | None) -> log.Append:
     claim = turn.claim
+    payloads = reports.as_entries(turn.consumed, newest)
     consumed = [
         NewEntry(
             entry_id=event.event_id,
             kind=event.kind,
             version=event.version,
-            data=event.data,
+            data=data,
             received_at=event.received_at,
             run_id=claim.run_id,
         )
-        for event in turn.consumed
+        for event, data in zip(turn.consumed, payloads, strict=True)
     ]
     entries = [
         replace(entry, run_id=entry.run_id or claim.run_id, cause=entry.cause or claim.turn_id)
@@ -195,7 +199,11 @@ def _cause(
     failpoint("turns.withdrawn")
     events = _all(turn.publishes for turn in turns)
     published = inbox.publish(conn, events, now=now) if events else []
+    if told := _all(turn.reports for turn in turns):
+        reports.tell(conn, told, now=now)
     failpoint("turns.published")
+    delegations.commit(conn, turns, published, now=now)
+    failpoint("turns.delegated")
     if raised := _all(turn.alerts for turn in turns):
         alerts.raise_alerts(conn, raised, now=now)
     failpoint("turns.alerted")
@@ -220,7 +228,9 @@ def _names(turn: TurnCommit) -> list[Name]:
         *(("key", key) for key in turn.withdrawals),
         *(("ack", token.dispatch) for token in turn.acks),
         *(("timer", change.stream, change.key) for change in turn.timers),
-        *(("event", event.stream, event.event_id) for event in turn.publishes),
+        *(("event", event.stream, event.event_id) for event in (*turn.publishes, *turn.reports)),
+        *(("delegation", made.stream, made.key) for made in turn.delegated),
+        *(("delegation", end.stream, end.key) for end in turn.finished),
     ]
 
 

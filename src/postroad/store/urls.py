@@ -36,6 +36,19 @@ def parsed(database: str | URL) -> URL:
     return url.set(drivername=_DRIVERS[url.drivername])
 
 
+def checked(database: str | URL) -> URL:
+    """The URL as `parsed`, if an engine can be made of it: with options that its driver takes, and of a file.
+
+    Raises:
+        InvalidInput: An engine of it could not connect, or not to what others see.
+    """
+    url = parsed(database)
+    check_options(url)
+    if url.get_backend_name() == "sqlite":
+        refuse_memory(url)
+    return url
+
+
 def check_options(url: URL) -> None:
     """Refuse, with InvalidInput, options that the driver would stumble over when it connects."""
     try:

@@ -15,12 +15,14 @@ ENTRIES_MAX = 1_000  # of one look, of all streams together
 class Asked(msgspec.Struct, frozen=True):
     """What somebody waits for: entries of a stream with a seq above `after`, or other words than were `heard`.
 
-    `heard` tells one text of one run from every other; '': none was heard.
+    `heard` tells one text of one run from every other; '': none was heard. With an `event` it is that event's end, and
+    nothing else: its entry, or none if it died, or its stream was deleted.
     """
 
     stream: str
-    after: int
+    after: int = 0
     heard: str = ""
+    event: str = ""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +72,48 @@ _ENTRIES = Statement(
     + " FROM {rows:at(number int, stream text, seq int)}) AS found WHERE entry_id IS NOT NULL ORDER BY number, seq"
 )
 
+# An event that is neither in the inbox nor in the log has died, and is purged. Of those that ended the entry is read in
+# the same statement: however many wait, and whatever ends, a look costs one.
+_ENDED = Statement(
+    "SELECT ord, stream, seq, gone, "
+    + ", ".join(
+        f"(SELECT l.{name} FROM {{p}}log AS l WHERE l.stream = found.stream AND l.seq = found.seq) AS {name}"
+        for name in _COLUMNS
+    )
+    + " FROM (SELECT asked.ord, asked.name AS stream, "
+    "(SELECT i.position FROM {p}inbox AS i WHERE i.stream = asked.name AND i.event_id = asked.event "
+    "AND i.reason IS NULL) AS waits, "
+    "(SELECT l.seq FROM {p}log AS l WHERE l.stream = asked.name AND l.entry_id = asked.event) AS seq, "
+    "(SELECT s.deleted_at FROM {p}streams AS s WHERE s.id = asked.name) AS gone "
+    "FROM {rows:asked(name text, event text)}) AS found WHERE waits IS NULL OR gone IS NOT NULL ORDER BY ord"
+)
+
 
 def look(conn: Connection, asked: Sequence[Asked], *, now: int, limit: int = ENTRIES_MAX) -> dict[Asked, News]:
     """What is new of what was asked for; of all it is told together, at most `limit` entries, the first ones first."""
     dialects.distrust_statistics(conn)
+    ends = [one for one in asked if one.event]
+    found = _ends(conn, ends) if ends else {}
+    changes = [one for one in asked if not one.event]
+    return found | (_changes(conn, changes, now=now, limit=limit) if changes else {})
+
+
+def _changes(conn: Connection, asked: Sequence[Asked], *, now: int, limit: int) -> dict[Asked, News]:
     rows = [{"name": one.stream, "seq": one.after, "known": one.heard} for one in asked]
     told = list(_shared(_NEWS(conn, asked=as_json(rows), now=now).all(), limit))
     entries = _entries(conn, told)
     return {asked[row.ord]: _news(row, upto, entries.get(row.ord, [])) for row, upto in told}
+
+
+def _ends(conn: Connection, asked: Sequence[Asked]) -> dict[Asked, News]:
+    rows = [{"name": one.stream, "event": one.event} for one in asked]
+    return {asked[row.ord]: _end(row) for row in _ENDED(conn, asked=as_json(rows))}
+
+
+def _end(row: Row) -> News:
+    entries = [] if row.seq is None else [log.entry(row)]
+    seq = row.seq or 0
+    return News(entries=entries, upto=seq, version=seq, partial=None, heard="", deleted=row.gone is not None)
 
 
 def _shared(found: Sequence[Row], room: int) -> Iterator[tuple[Row, int]]:

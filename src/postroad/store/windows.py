@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy import Connection
 
-from postroad.model.events import FAILED, INTERRUPTED, NOOP, Entry, Failure, Interruption, Noop
+from postroad.model.events import FAILED, INTERRUPTED, NOOP, REPORT_NAME, Entry, Failure, Interruption, Noop
 from postroad.store import log
 
 STEP = 500
@@ -31,14 +31,15 @@ def window(conn: Connection, stream: str, *, version: int, last: int, most: int)
 def _decided(entries: Sequence[Entry]) -> int | None:
     """The index of the newest entry that a turn's decision recorded or consumed; None: there is none.
 
-    An event that was answered, or given up, without a decision is named by an entry behind it.
+    An event that was answered, or given up, without a decision is named by an entry behind it. Reports land without
+    one; those that woke a turn are taken for such too, so that a later turn sees them rather once more than not at all.
     """
     answered: set[str] = set()
     for index in range(len(entries) - 1, -1, -1):
         entry = entries[index]
         if entry.kind in _NAMING:
             answered.update(_names(entry))
-        elif entry.cause is not None or entry.key not in answered:
+        elif entry.cause is not None or (entry.key not in answered and entry.kind != REPORT_NAME):
             return index
     return None
 

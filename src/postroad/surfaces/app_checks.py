@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from postroad.engine import notifying
 from postroad.engine.config import Setting, secret_keys
 from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
-from postroad.model.acks import Keyring
-from postroad.model.errors import InvalidInput
 from postroad.surfaces.checks import Check
 from postroad.surfaces.output import length
 from postroad.transports.argv import Argv
@@ -64,13 +62,9 @@ def _horizon(sender: Sender) -> Check:
 
 
 def of_notifier(post: "Postroad", settings: Mapping[str, Setting]) -> Iterator[Check]:
-    """The command of the settings, and the kinds that need it."""
+    """The command of the settings, which the loops take, and the kinds that need it."""
     kinds = sorted({sender.kind.name for sender in post.senders.values() if sender.default})
-    try:
-        notifier = notifying.of(settings)
-    except InvalidInput as error:
-        yield Check("error", "notifier", error.detail, "an app does not start with it")
-        return
+    notifier = notifying.of(settings)
     if notifier is not None:
         yield _program("notify_template", notifier)
     elif kinds:
@@ -90,15 +84,10 @@ def _program(what: str, transport: Argv) -> Check:
 
 
 def of_keys(settings: Mapping[str, Setting]) -> Iterator[Check]:
-    """Whether there is a server key, and whether the keys can be guessed."""
+    """Whether there is a server key, and whether the keys, which the loops take, can be guessed all the same."""
     keys = secret_keys(settings)
     if not keys:
         yield Check("ok", "secret_key", "there is none: nothing here can ask for an acknowledgement")
-    try:
-        Keyring(keys)
-    except InvalidInput as error:
-        yield Check("error", "secret_key", error.detail, "exchange it: see docs/settings.md")
-        return
     short = sum(len(key) < KEY_CHARACTERS_GOOD for key in keys)
     if short:
         found = f"of {len(keys)} keys {short} have less than {KEY_CHARACTERS_GOOD} characters"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from postroad.surfaces import dispatch_commands, gate_commands, stream_commands
+from postroad.surfaces import cron_commands, dispatch_commands, gate_commands, stream_commands
 from postroad.surfaces.options import DatabaseOption, JsonOption, SchemaOption
 from postroad.surfaces.output import WrongUse, reporting, say, show_json, show_wrong_use
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.add_typer(stream_commands.app, name="stream")
 app.add_typer(dispatch_commands.app, name="dispatch")
 app.add_typer(gate_commands.app, name="gate")
+app.add_typer(cron_commands.app, name="cron")
 
 BundledOption = Annotated[
     bool, typer.Option("--bundled-sqlite", help="Use the SQLite of the pysqlite3 wheel in this process.")
@@ -208,6 +209,44 @@ def doctor(
         from postroad.surfaces import doctor as doctoring
 
         raise typer.Exit(doctoring.show(reference, database, schema, as_json))
+
+
+@app.command()
+def report(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name, type/id.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say; - reads it from stdin.")],
+    *,
+    key: Annotated[str, typer.Option("--key", help="The same whenever the same is said: what came first stands.")],
+    wait: Annotated[str, typer.Option("--wait", help="How long to wait for it to land, such as 5s.")] = "0",
+    source: Annotated[str | None, typer.Option("--source", help="The stream it comes from.")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", help="Whose the source must be.")] = None,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", metavar="APP", help="module:attribute of a Postroad: its rules, its database."),
+    ] = None,
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell a stream something: it lands in its log between turns, once for each key. It needs no loop to be accepted.
+
+    Exit codes: 0 accepted, landed or not; 1 no database, or the key is taken; 2 wrong use, or a source that is refused.
+    """
+    with reporting(as_json):
+        if app is not None:  # first: it may settle which SQLite this process uses
+            from postroad.surfaces.running import load
+
+            load(app)
+        from postroad.surfaces import telling
+
+        entry = telling.report(
+            stream, text, key=key, wait=wait, source=source, owner=owner, reference=app, database=database,
+            schema=schema,
+        )  # fmt: skip
+        if as_json:
+            show_json({"stream": stream, "key": key, "landed": entry is not None, "seq": entry and entry.seq})
+        else:
+            say(f"{key} is entry {entry.seq} of {stream}" if entry else f"{key} is accepted; it has not landed yet")
 
 
 @app.command("ack")

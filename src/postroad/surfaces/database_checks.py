@@ -39,10 +39,6 @@ def of_database(post: "Postroad", settings: Mapping[str, Setting]) -> Iterator[C
         with _opened(post, settings) as database:
             version = database.read(migrations.current)
             yield Check("ok", "database", f"{place} ({found.source})")
-            if database.is_sqlite and settings["schema"].value is not None:
-                yield Check(
-                    "error", "schema", "SQLite has no schemas", f"leave out schema ({settings['schema'].source})"
-                )
             own = isinstance(post.source, Engine)
             yield from _of_sqlite(database, own_engine=own) if database.is_sqlite else _of_postgres(database)
             database.read(migrations.check)

@@ -304,8 +304,7 @@ def _show(changed: "Changed", which: str | None, *, as_json: bool, dry_run: bool
 
 
 def _about(changed: "Changed") -> dict[str, Any]:
-    refused = "; ".join(f"{number}: {why}" for why, number in changed.refused.items())
-    return {"refused": refused} | ({"dispatch": changed.id} if changed.id else {})
+    return {"refused": changed.refused} | ({"dispatch": changed.id} if changed.id else {})
 
 
 def _filter(

@@ -3,12 +3,11 @@
 What needs a database is imported after the app, which may want to settle itself which SQLite the process uses.
 """
 
-import os
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from postroad.engine.config import DEFAULT, ENVIRONMENT, Setting
+from postroad.engine.config import DEFAULT, Setting, unknown_variables
+from postroad.engine.refusals import refusals
 from postroad.model.errors import InvalidInput
 from postroad.surfaces import configuring
 from postroad.surfaces.checks import Check
@@ -18,9 +17,11 @@ from postroad.surfaces.running import load
 if TYPE_CHECKING:
     from postroad.engine.app import Postroad
 
-PREFIX = "POSTROAD_"
-# Not settings: what a process is told about itself.
-_OF_THE_PROCESS = ("POSTROAD_BUNDLED_SQLITE", "POSTROAD_FAILPOINT")
+# By what name people look for what is said of a setting, where that is not "settings".
+_NAMES = {
+    "database_url": "database", "schema": "schema", "secret_key": "secret_key", "secret_keys_former": "secret_key",
+    "dispatch.notify_template": "notifier",
+}  # fmt: skip
 
 
 def show(reference: str, database: str | None, schema: str | None, as_json: bool) -> int:
@@ -51,17 +52,21 @@ def examined(post: "Postroad", *, database: str | None, schema: str | None) -> I
         yield Check("error", "settings", str(error), "see docs/settings.md")
         return
     yield from _of_settings(settings)
+    refused = {one.about["field"]: one.detail.rstrip(".") for one in refusals(settings)}
+    for field, said in refused.items():
+        yield Check("error", _NAMES.get(field, "settings"), said, "no loop starts with it")
     yield from app_checks.of_kinds(post)
-    yield from app_checks.of_notifier(post, settings)
-    yield from app_checks.of_keys(settings)
-    yield from database_checks.of_database(post, settings)
+    if "dispatch.notify_template" not in refused:
+        yield from app_checks.of_notifier(post, settings)
+    if not refused.keys() & {"secret_key", "secret_keys_former"}:
+        yield from app_checks.of_keys(settings)
+    if not refused.keys() & {"database_url", "schema"}:
+        yield from database_checks.of_database(post, settings)
 
 
 def _of_settings(settings: Mapping[str, Setting]) -> Iterator[Check]:
     said = [f"{one.name} ({one.source})" for one in settings.values() if one.source != DEFAULT]
     yield Check("ok", "settings", ", ".join(said) or "all of them have their defaults")
-    names = [name for names in ENVIRONMENT.values() for name in names]
-    for variable in sorted(os.environ):
-        if variable.startswith(PREFIX) and variable not in (*names, *_OF_THE_PROCESS):
-            meant = "".join(f"did you mean {near}?" for near in get_close_matches(variable, names, n=1))
-            yield Check("warning", "settings", f"{variable} in the environment is no setting", meant or "remove it")
+    for variable in unknown_variables():
+        found, _, cure = variable.partition(": ")
+        yield Check("warning", "settings", found, cure)

@@ -1,7 +1,9 @@
 """What the command line says: lines and tables for people, or one JSON document for programs."""
 
 import re
+import shutil
 import sys
+import textwrap
 import traceback
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 CONTRACT_VERSION = 1
 WRONG_USE = 2
 FAILED = 1
+LINE_CHARACTERS = 120
 ErrorKind = Literal["not_found", "invalid_input", "conflict", "unavailable", "internal"]
 # Control characters, bidirectional and other invisible formatting, surrogates, line and paragraph separators.
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -57,11 +60,15 @@ KINDS: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], Err
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What went wrong."""
+    """What went wrong.
+
+    `detail` has texts, and of a conflict `refused`: a sentence on why something was left as it is, and how many it is
+    about, as in the answer of what was done in part.
+    """
 
     kind: ErrorKind
     message: str
-    detail: dict[str, str]
+    detail: dict[str, str | dict[str, int]]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,9 +110,12 @@ def kind_of(error: BaseException) -> ErrorKind:
 
 def failure(error: BaseException) -> Failure:
     """An error as programs see it."""
-    about = error.about if isinstance(error, errors.PostroadError) else {}
-    said = str(error) if isinstance(error, errors.PostroadError) else f"{type(error).__name__}: {error}"
-    return Failure(kind_of(error), said, {name: str(value) for name, value in about.items()})
+    if not isinstance(error, errors.PostroadError):
+        return Failure("internal", f"{type(error).__name__}: {error}", {})
+    kind, about = kind_of(error), dict(error.about)
+    refused: dict[str, int] = dict(about.pop("refused", None) or {str(error): 1})
+    told: dict[str, str | dict[str, int]] = {name: str(value) for name, value in about.items()}
+    return Failure(kind, str(error), told | {"refused": refused} if kind == "conflict" else told)
 
 
 def show_wrong_use(message: str) -> None:
@@ -143,6 +153,22 @@ def say(line: str = "") -> None:
 def say_lines(text: str) -> None:
     """Print a text of several lines for people, each of them escaped."""
     print(escaped_lines(text))
+
+
+def say_folded(text: str, *, lines_max: int) -> None:
+    """Print a long text for people in lines that can be read, and how much of it is left out, if any is."""
+    width = min(LINE_CHARACTERS, shutil.get_terminal_size((LINE_CHARACTERS, 24)).columns)
+    lines = [part for line in escaped_lines(text).split("\n") for part in _folded(line, width)]
+    for line in lines[:lines_max]:
+        print(line)
+    if len(lines) > lines_max:
+        print(f"… and {len(lines) - lines_max} more lines: --json has all of them")
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """A line in parts, which begin as far in as it does."""
+    room = line[: len(line) - len(line.lstrip(" "))][: width // 2]
+    return textwrap.wrap(line, width, subsequent_indent=room, break_on_hyphens=False) or [""]
 
 
 def say_error(line: str) -> None:

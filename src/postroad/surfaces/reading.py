@@ -49,8 +49,12 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def opened(url: str | None, schema: str | None, *, writing: bool = False, creating: bool = False) -> Iterator[Database]:
+def opened(
+    url: str | None, schema: str | None, *, writing: bool = False, creating: bool = False, waiting: bool = False
+) -> Iterator[Database]:
     """The database that the command line or the settings name: to read, to write, or to be made if it is not there.
+
+    `waiting`: others may wait for what happens in it, as a `Hub` does.
 
     Raises:
         Unavailable: It cannot be reached or read.
@@ -60,19 +64,21 @@ def opened(url: str | None, schema: str | None, *, writing: bool = False, creati
     if url is not None and parsed(place).password:
         say_error(ON_THE_COMMAND_LINE)
     chosen = settings({"schema": schema})["schema"].value
-    with opened_at(place, chosen, writing=writing, creating=creating) as database:
+    with opened_at(place, chosen, writing=writing, creating=creating, waiting=waiting) as database:
         yield database
 
 
 @contextmanager
-def opened_at(place: str, schema: str | None, *, writing: bool = False, creating: bool = False) -> Iterator[Database]:
+def opened_at(
+    place: str, schema: str | None, *, writing: bool = False, creating: bool = False, waiting: bool = False
+) -> Iterator[Database]:
     """The database with this URL, as `opened` opens it."""
     wanted = parsed(place)
     is_sqlite = wanted.get_backend_name() == "sqlite"
     database = Database(
         _existing(wanted, writing=writing) if is_sqlite and not creating else wanted,
         schema=None if is_sqlite else schema,
-        executor=Inline(),
+        executor=None if waiting else Inline(),
     )
     try:
         with reachable(masked(place)):
@@ -82,11 +88,11 @@ def opened_at(place: str, schema: str | None, *, writing: bool = False, creating
 
 
 @contextmanager
-def changing(url: str | None, schema: str | None) -> Iterator[Database]:
+def changing(url: str | None, schema: str | None, *, waiting: bool = False) -> Iterator[Database]:
     """The database that the command line or the settings name, to write; its schema must fit."""
     with opened(url, schema) as database:  # a file that is not ours stays as it is
         database.read(migrations.check)
-    with opened(url, schema, writing=True) as database:
+    with opened(url, schema, writing=True, waiting=waiting) as database:
         yield database
 
 
@@ -137,25 +143,23 @@ def stream(conn: Connection, name: str, *, after: int | None, limit: int, now: i
         NotFound: There is no trace of such a stream.
     """
     entries = log.last(conn, name, limit=limit) if after is None else log.read(conn, name, after=after, limit=limit)
-    head = stream_views.head(conn, name)
-    waiting = stream_views.waiting(conn, name, limit=limit)
-    dead = stream_views.dead(conn, name, limit=limit)
-    queue = stream_views.queue(conn, name)
+    seen = stream_views.row(conn, name, now=now)
     ran = runs.of_stream(conn, name, limit=limit)
-    if not (head or waiting or dead or queue or ran):
+    if seen is None and not ran:
         raise NotFound(f"No stream {name!r}.", stream=name)
+    queue, deleted_at = stream_views.queue(conn, name), None if seen is None else seen.deleted_at
     return StreamView(
         stream=name,
-        version=0 if head is None else head.version,
-        deleted_at=None if head is None else _iso(head.deleted_at),
+        version=0 if seen is None else seen.version,
+        deleted_at=None if deleted_at is None else deleted_at.isoformat(),
         queue=None if queue is None else plain(queue),
         entries=[_entry(entry) for entry in entries],
-        waiting=[_event(event) for event in waiting],
-        dead=[_event(event) for event in dead],
+        waiting=[_event(event) for event in stream_views.waiting(conn, name, limit=limit)],
+        dead=[_event(event) for event in stream_views.dead(conn, name, limit=limit)],
         runs=[plain(run) for run in ran],
         operations=[_operation(row) for row in operations.of_stream(conn, name, limit=limit)],
-        why=stream_views.why(conn, name, now=now),
-        state=stream_views.state_of(queue, waits=bool(waiting), now=now),
+        why="" if seen is None else seen.why,
+        state="idle" if seen is None else seen.state,
     )
 
 
@@ -165,7 +169,7 @@ def plain(row: msgspec.Struct) -> dict[str, Any]:
     return {name: _iso(value) if name in _TIMES else value for name, value in values.items()}
 
 
-_TIMES = frozenset({"until", "received_at", "ready_at", "started_at", "ended_at", "applied_at"})
+_TIMES = frozenset({"until", "heard_at", "received_at", "ready_at", "started_at", "ended_at", "applied_at"})
 
 
 def _existing(url: URL, *, writing: bool) -> URL:

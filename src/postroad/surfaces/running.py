@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from postroad.engine.config import DEFAULTS, database_url, masked, settings
+from postroad.engine import refusals
+from postroad.engine.config import DEFAULTS, database_url, masked, settings, unknown_variables
 from postroad.engine.telemetry import logger
-from postroad.model.clock import SECOND, span
+from postroad.model.clock import SECOND
 from postroad.model.errors import InvalidInput, PostroadError
 from postroad.surfaces.configuring import of_app
 from postroad.surfaces.output import WrongUse, escaped_lines, show_json, show_table
@@ -35,7 +36,6 @@ TOLD = ("attempted", "delivered", "dead_letter", "expired", "retried", "stale", 
 GRACE_SECONDS = float(str(DEFAULTS["grace"]))
 ENDED_AT_ONCE = 130
 STOPS = (signal.SIGTERM, signal.SIGINT)
-SHORTEST_POLL, LONGEST_POLL = SECOND // 1000, 30 * SECOND
 HARD_END_SECONDS = 4.0  # after the grace, for giving back what has not ended
 
 
@@ -114,7 +114,7 @@ def run(
     parts = parts_of(only)
     lengths = lengths_of(grace, poll)
     stopping.patience = lengths["grace"] / SECOND + HARD_END_SECONDS
-    post = _opened(reference, database, schema)
+    post = _opened(reference, database, schema, grace=grace, poll=poll)
     from postroad.engine.running import run_bounded
 
     logger.info("%s runs %s on %s", reference, ", ".join(parts), place(post))
@@ -144,12 +144,18 @@ def run_once(
         show_table(("", ""), [(name.replace("_", " "), count) for name, count in counts.items()])
 
 
-def _opened(reference: str, database: str | None, schema: str | None) -> "Postroad":
-    """The app, with its database open, its failpoint armed and its telling heard."""
+def _opened(
+    reference: str, database: str | None, schema: str | None, *, grace: float | None = None, poll: float | None = None
+) -> "Postroad":
+    """The app, with settings that it can run on, its database open, its failpoint armed and its telling heard."""
     if database is not None:
         database_url(database)
     post = load(reference)
-    of_app(post, database=database, schema=schema)
+    found = of_app(post, database=database, schema=schema, grace=grace, poll=poll)
+    for said in unknown_variables():
+        logger.warning("%s", said)
+    for refused in refusals.refusals(found):
+        raise refused
     _arm()
     post.reconfigure(database=database, schema=schema)
     open_database(post, database)
@@ -207,12 +213,7 @@ def _import(name: str) -> Any:
 def lengths_of(grace: float | None, poll: float | None) -> dict[str, int]:
     """The grace and the poll interval of the options or the settings, in microseconds."""
     chosen = settings({"grace": grace, "poll": poll})
-    lengths = {name: span(chosen[name].value, name) for name in ("grace", "poll")}
-    if not SHORTEST_POLL <= lengths["poll"] <= LONGEST_POLL:
-        raise WrongUse(
-            f"poll ({chosen['poll'].source}) must be 0.001 to 30 seconds, got {chosen['poll'].value}.", field="poll"
-        )
-    return lengths
+    return {"grace": refusals.grace(chosen), "poll": refusals.poll(chosen)}
 
 
 def open_database(post: "Postroad", database: str | None) -> None:

@@ -8,13 +8,14 @@ from postroad.model.dispatches import Changed, DispatchRow
 from postroad.model.streams import StreamRow
 from postroad.store.status import Bounded, Snapshot
 from postroad.store.stream_views import LOOKED_AT_MAX
-from postroad.surfaces.dispatch_reading import DispatchView
+from postroad.surfaces.dispatch_reading import Attempt, DispatchView
 from postroad.surfaces.gate_reading import GateView
-from postroad.surfaces.output import length, say, say_lines, say_title, show_table, when
+from postroad.surfaces.output import length, say, say_folded, say_lines, say_title, show_table, when
 from postroad.surfaces.reading import StreamView
 
 DATA_CHARACTERS = 100
 SUMMARY_CHARACTERS = 160
+ERROR_LINES = 40
 
 
 def status(found: Snapshot) -> None:
@@ -77,7 +78,7 @@ def gates(found: Sequence[GateView]) -> None:
         return
     rows = [
         (gate.kind, gate.host or "(the whole kind)", when(gate.closed_at), gate.failures,
-         "now" if gate.probing else when(gate.until), gate.reason)
+         "now" if gate.probing else when(gate.until), _short(gate.reason))
         for gate in found
     ]  # fmt: skip
     show_table(("kind", "host", "closed", "tried in vain", "next attempt", "reason"), rows)
@@ -123,7 +124,7 @@ def stream(found: StreamView) -> None:
                     r["attempt"],
                     r["end"] or "under way",
                     r["turn_id"],
-                    r["error"],
+                    _short(r["error"]),
                 )
                 for r in found.runs
             ],
@@ -194,7 +195,7 @@ def dispatches(found: Sequence[DispatchRow], *, limit: int) -> None:
         ("key", "kind", "to", "status", "attempt", "due", "created", "last error"),
         [
             (row.key, row.kind, row.to, row.status, _attempt(row), when(row.due_at), when(row.created_at),
-             _first_line(row.last_error))
+             _short(row.last_error))
             for row in found
         ],
     )  # fmt: skip
@@ -218,7 +219,7 @@ def dispatch(found: DispatchView) -> None:
                     a.epoch,
                     when(a.started_at),
                     when(a.ended_at),
-                    _short("; ".join(filter(None, (a.summary, a.late)))),
+                    _short(_came_of(a)),
                 )
                 for a in found.attempts
             ],
@@ -234,10 +235,22 @@ def dispatch(found: DispatchView) -> None:
     )  # fmt: skip
     if row.last_error and row.last_error != _short(row.last_error):
         say_title("last error")
-        say_lines(row.last_error)
+        say_folded(row.last_error, lines_max=ERROR_LINES)
+    if any(_short(said).endswith("…") for said in _in_tables(found)):
+        say("(What ends with … is longer than a table has room for: --json has all of it.)")
     cut = f", the first {len(found.body)} characters" if len(found.body.encode()) < found.body_size else ""
     say_title(f"body ({found.body_size} bytes{cut})")
     say_lines(found.body)
+
+
+def _in_tables(found: DispatchView) -> list[str]:
+    """What of a dispatch may be too long for a table."""
+    told = [str(change["summary"]) for change in found.row.history]
+    return [*map(_came_of, found.attempts), *told, found.receipt or ""]
+
+
+def _came_of(attempt: Attempt) -> str:
+    return "; ".join(filter(None, (attempt.summary, attempt.late)))
 
 
 def _about(found: DispatchView) -> list[tuple[str, object]]:
@@ -259,8 +272,8 @@ def _about(found: DispatchView) -> list[tuple[str, object]]:
         ("lane", row.lane),
         ("acknowledgement", "asked for" if row.ack_required else ""),
         ("origin", " ".join(f"{name}={value}" for name, value in row.origin.items())),
-        ("receipt", found.receipt),
-        ("last error", _short(_first_line(row.last_error))),
+        ("receipt", _short(found.receipt)),
+        ("last error", _short(row.last_error)),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -277,14 +290,11 @@ def changed(found: Changed, *, sample: bool) -> None:
         )
 
 
-def _short(said: str) -> str:
-    """What a table's column has room for; the whole is told elsewhere, and by --json."""
-    line = _first_line(said)
-    return line if len(line) <= SUMMARY_CHARACTERS else line[: SUMMARY_CHARACTERS - 1] + "…"
-
-
-def _first_line(error: str | None) -> str:
-    return next(iter((error or "").splitlines()), "")
+def _short(said: str | None) -> str:
+    """What a table's column has room for, of its first line; what is left out is told elsewhere, and by --json."""
+    whole = (said or "").strip()
+    line = next(iter(whole.splitlines()), "")
+    return whole if len(whole) <= SUMMARY_CHARACTERS and line == whole else line[: SUMMARY_CHARACTERS - 1] + "…"
 
 
 def _attempt(row: DispatchRow) -> str:

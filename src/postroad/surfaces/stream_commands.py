@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 no such stream, or the database is away, 2 wrong use.
 """
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 
 How = Literal["retry", "continue", "discard"]
+POSITION_MAX = 2**63 - 1
 StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name, type/id.")]
 
 
@@ -74,6 +76,30 @@ def show_stream(
             show_json(found)
         else:
             screens.stream(found)
+
+
+@app.command("events")
+def list_events(
+    stream: StreamArgument,
+    *,
+    dead: Annotated[bool, typer.Option("--dead", help="What ended without a decision, newest first.")] = False,
+    after: Annotated[
+        int | None, typer.Option("--after", min=0, max=2**63 - 1, metavar="CURSOR", help="Behind it.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many.")] = 50,
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what waits in a stream, oldest first, with what it says."""
+    with reporting(as_json):
+        from postroad.surfaces import reading, stream_reading, stream_screens
+
+        found = reading.look(database, schema, stream_reading.events, stream, dead=dead, after=after, limit=limit)
+        if as_json:
+            show_json([stream_reading.plain(event) for event in found])
+        else:
+            stream_screens.events(found, limit=limit)
 
 
 @app.command("delete")
@@ -156,8 +182,29 @@ def resolve_stream(
         with stream_reading.acting(stream, database, schema) as streams:
             done = streams.resolve(stream, chosen[0], actor=who, reason=reason)
         if not done.done:
-            raise Conflict(done.refused, stream=stream)
+            raise Conflict(done.refused, stream=stream, refused={done.refused: 1})
         if as_json:
             show_json({"stream": stream, "how": chosen[0], "calls": done.calls})
         else:
             say(f"{stream} goes on ({chosen[0]}); its turn had called {done.calls} tools")
+
+
+@app.command("mirror")
+def mirror_stream(
+    stream: StreamArgument,
+    *,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the files go; made if it is missing.")],
+    database: DatabaseOption = None,
+    schema: SchemaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a stream's log to files of JSON lines, or what is missing there (provisional)."""
+    with reporting(as_json):
+        from postroad.surfaces import mirroring
+        from postroad.surfaces.output import say
+
+        path, done = mirroring.mirrored(stream, to, database, schema)
+        if as_json:
+            show_json({"stream": stream, "path": str(path), "lines": done.lines, "aside": done.aside})
+        else:
+            say(f"{stream}: {done.lines} lines written to {path}, {done.aside} moved aside")

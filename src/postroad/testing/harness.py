@@ -253,5 +253,10 @@ def _run(work: Callable[[], Coroutine[Any, Any, Drained]]) -> Drained:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work())
-    raise Refused("An event loop is running: use `await adrain()` and `await aadvance()`.")
+        running = False
+    else:
+        running = True
+    if running:
+        raise Refused("An event loop is running: use `await adrain()` and `await aadvance()`.")
+    # Not inside `except`: what a handler raises would be shown as the consequence of that error.
+    return asyncio.run(work())

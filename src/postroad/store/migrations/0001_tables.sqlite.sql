@@ -19,6 +19,25 @@ CREATE TABLE {p}audit (
     at BIGINT NOT NULL
 );
 CREATE INDEX postroad_audit_subject ON {p}audit (subject, id);
+CREATE TABLE {p}delegations (
+    stream TEXT NOT NULL,
+    "key" TEXT NOT NULL,
+    child TEXT NOT NULL,
+    position BIGINT NOT NULL,
+    depth INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    created_at BIGINT NOT NULL,
+    deadline_at BIGINT NOT NULL,
+    ended_at BIGINT,
+    error TEXT,
+    note TEXT,
+    PRIMARY KEY (stream, "key"),
+    CONSTRAINT postroad_delegations_is CHECK (status IN ('open', 'done', 'failed', 'cancelled', 'timed_out')),
+    CONSTRAINT postroad_delegations_ended CHECK ((status = 'open') = (ended_at IS NULL))
+);
+CREATE INDEX postroad_delegations_child ON {p}delegations (child, ended_at, position);
+CREATE INDEX postroad_delegations_due ON {p}delegations (deadline_at) WHERE status = 'open';
+CREATE INDEX postroad_delegations_open ON {p}delegations (stream, status, "key");
 CREATE TABLE {p}gates (
     kind TEXT NOT NULL,
     host TEXT NOT NULL,
@@ -45,6 +64,7 @@ CREATE TABLE {p}inbox (
     CONSTRAINT postroad_inbox_event UNIQUE (stream, event_id)
 );
 CREATE INDEX postroad_inbox_dead ON {p}inbox (position) WHERE reason IS NOT NULL;
+CREATE INDEX postroad_inbox_dead_of ON {p}inbox (stream, position) WHERE coalesce(reason, '-') <> '-';
 CREATE INDEX postroad_inbox_front ON {p}inbox (type, ready_at, position) WHERE front = 1 AND reason IS NULL;
 CREATE INDEX postroad_inbox_stops ON {p}inbox (kind, stream, position) WHERE kind = 'postroad.stop' AND reason IS NULL;
 CREATE INDEX postroad_inbox_stream ON {p}inbox (type, stream, position) WHERE reason IS NULL;
@@ -159,6 +179,7 @@ CREATE TABLE {p}queues (
     attempts INTEGER NOT NULL,
     picked TEXT,
     alone TEXT,
+    lease BIGINT,
     PRIMARY KEY (stream),
     CONSTRAINT postroad_queues_token CHECK ((claim_token IS NULL) = (state <> 'claimed'))
 );

@@ -1,4 +1,4 @@
-"""What gates and rates promise: what is down is left alone but for probes, what is not goes on, limits are kept.
+"""What gates promise: what is down is left alone but for probes, and what is not goes on.
 
 It cannot catch a plan that walks what a gate holds back; the plan tests look at that.
 """
@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 from postroad.model import gates as model
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.retry import Retry
-from postroad.model.rows import DispatchClaim, HostRoom, NewDispatch
-from postroad.store import dispatch_claims, dispatch_why, gates, rates, settle
+from postroad.model.rows import DispatchClaim, Hold, NewDispatch
+from postroad.store import dispatch_claims, dispatch_why, gates, settle
 from postroad.store.audit import Operator
 from postroad.store.database import Database
 from postroad.testing.contracts.dispatches import (
@@ -186,6 +186,50 @@ class GateContract:
         assert closed(run) == [("mail", "a.example", 1)]
         assert len(claim(run, token="t2")) == 1
 
+    def test_a_probe_that_is_given_back_is_followed_by_another(self, run: Run, clock: FakeClock) -> None:
+        """Of what never began nobody waits for the lease: its gate may be tried at once, and says no word more."""
+        enqueue(run, to(1, "a.example"), to(2, "a.example"))
+        (held,) = claim(run, limit=1)
+        down(run, held)
+        wait(clock, model.FIRST)
+        (probe,) = claim(run)
+        assert run(dispatch_claims.release, [hold(probe)]) == [probe.id]
+        assert closed(run) == [("mail", "a.example", 1)]
+        assert [row.probing for row in run(gates.list_)] == [False]
+        (again,) = claim(run, token="t2")
+        assert (again.probe, again.attempt) == (True, 1)
+        assert claim(run, token="t3") == []
+        ended(run, again)
+        assert closed(run) == []
+
+    def test_a_probe_under_a_former_name_is_given_back(self, run: Run, clock: FakeClock) -> None:
+        """The kind's name of today is its gate's, whatever it was called when the dispatch was written."""
+        names = ["mail", "post"]
+        enqueue(run, to(1, None, kind="post"))
+        (held,) = claim(run, names=names)
+        down(run, held)
+        wait(clock, model.FIRST)
+        (probe,) = claim(run, names=names)
+        run(dispatch_claims.release, [hold(probe)], kind="mail")
+        assert len(claim(run, names=names, token="t2")) == 1
+
+    def test_giving_back_frees_no_other_gate(self, run: Run, clock: FakeClock) -> None:
+        """Neither that of another kind or host, probed in the same pass, nor one whose probe is another claim's."""
+        sms = msgspec.structs.replace(PATIENT, kind="sms")
+        enqueue(run, to(1, "a.example"), to(2, "b.example"), dispatch(3, kind="sms"))
+        for policy in (PATIENT, sms):
+            for held in claim(run, policy=policy, names=[policy.kind]):
+                down(run, held, policy=policy)
+        wait(clock, model.FIRST)
+        first, second = claim(run)
+        assert [each.probe for each in (first, second, *claim(run, policy=sms, names=["sms"]))] == [True] * 3
+        run(dispatch_claims.release, [hold(first)])
+        assert {(row.kind, row.host): row.probing for row in run(gates.list_)} == {
+            ("mail", "a.example"): False, ("mail", "b.example"): True, ("sms", ""): True,
+        }  # fmt: skip
+        assert run(dispatch_claims.release, [Hold(second.id, "t9")]) == []
+        assert keys(claim(run, token="t2")) == ["key/1"]
+
     def test_a_probe_that_has_expired_tries_nothing(self, run: Run, clock: FakeClock) -> None:
         """A dispatch that may be sent no more takes no gate: the next one is the probe."""
         enqueue(run, to(1, "a.example"), to(2, "a.example", expires_at=clock.wall() + SECOND), to(3, "a.example"))
@@ -324,71 +368,3 @@ class GateRaceContract:
         other.close()
         assert closed(run) == [("mail", "a.example", 1)]
         assert run(alerts) == [("gate.closed", "mail a.example")]
-
-
-class RateContract:
-    """Limits per kind and per host."""
-
-    def test_a_kind_keeps_its_rate(self, run: Run, clock: FakeClock) -> None:
-        """At ten a second one may start each tenth of a second, whoever claims; the claim says when."""
-        policy = msgspec.structs.replace(POLICY, rate=10.0)
-        enqueue(run, *[to(n, None) for n in range(1, 50)])
-        started = 0
-        for _ in range(20):
-            found = run(dispatch_claims.claim, policy, names=["mail"], token=f"t{started}", limit=9)
-            started += len(found.claims)
-            assert len(found.claims) == 1
-            assert found.again_at == clock.wall() + SECOND // 10
-            clock.advance(0.1)
-        assert started == 20
-
-    def test_a_high_rate_starts_several_at_once(self, run: Run, clock: FakeClock) -> None:
-        """Of what was not used a tenth of a second is saved, no more; a whole second never has more than that above."""
-        policy = msgspec.structs.replace(POLICY, rate=100.0)
-        enqueue(run, *[to(n, None) for n in range(1, 400)])
-        clock.advance(60)
-        began, started = clock.wall(), 0
-        while clock.wall() < began + SECOND:
-            found = run(dispatch_claims.claim, policy, names=["mail"], token=f"t{started}", limit=50)
-            assert 0 < len(found.claims) <= 10
-            started += len(found.claims)
-            assert found.again_at > clock.wall()
-            wait(clock, found.again_at - clock.wall())
-        assert 90 <= started <= 110
-
-    def test_a_host_keeps_its_rate(self, run: Run, clock: FakeClock) -> None:
-        """Each host has the rate to itself."""
-        policy = msgspec.structs.replace(POLICY, rate_per_host=1.0)
-        enqueue(run, *[to(n, host) for n, host in enumerate(["a.example"] * 3 + ["b.example"] * 3, 1)])
-        for expected in (["key/1", "key/4"], ["key/2", "key/5"], ["key/3", "key/6"]):
-            assert sorted(keys(claim(run, policy=policy, token=expected[0]))) == expected
-            assert claim(run, policy=policy, token="early") == []
-            clock.advance(1)
-        assert run(rates.forget) == 0
-        clock.advance(100)
-        assert run(rates.forget) == 2
-
-    def test_a_busy_host_leaves_room_to_others(self, run: Run) -> None:
-        """Of a host no more is claimed than there is room for; the others get the rest, the oldest first of each."""
-        hosts = ["a.example"] * 9 + ["b.example"] * 2
-        enqueue(run, *[to(n, host) for n, host in enumerate(hosts, 1)])
-        found = claim(run, limit=8, room=HostRoom(3, {"a.example": 1}))
-        assert sorted(keys(found)) == ["key/1", "key/10", "key/11", "key/2"]
-
-    def test_many_hosts_are_served_in_turn(self, run: Run) -> None:
-        """With more hosts than are looked at in one pass all are served, and the claim says that there is more."""
-        enqueue(run, *[to(n, f"h{n % 40}.example") for n in range(1, 81)])
-        seen: list[str] = []
-        for turn in range(20):
-            found = run(dispatch_claims.claim, POLICY, names=["mail"], token=f"t{turn}", limit=10, room=HostRoom(5, {}))
-            seen += keys(found.claims)
-            if not found.claims:
-                break
-        assert sorted(seen) == sorted(f"key/{n}" for n in range(1, 81))
-
-    def test_a_host_is_given_back_with_its_claim(self, run: Run) -> None:
-        """A claim that nothing came of can be claimed again at once where no rate says otherwise."""
-        enqueue(run, to(1, "a.example"))
-        (held,) = claim(run)
-        run(dispatch_claims.release, [hold(held)])
-        assert keys(claim(run, token="t2")) == ["key/1"]

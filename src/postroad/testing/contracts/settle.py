@@ -268,6 +268,16 @@ class StaleContract:
         run(settle.settle, both[1:])
         assert run(lambda conn, now: settle.unsettled(conn, both[1:])) == set()
 
+    def test_what_was_heard_of_late_is_known(self, run: Run, clock: FakeClock) -> None:
+        """After a lost answer the history tells which late results have not been settled."""
+        first, second = self.two_claims(run, clock)
+        late = [settlement(first, epoch=first.epoch)]
+        assert run(lambda conn, now: settle.unheard(conn, late)) == {first.id}
+        run(settle.settle, late)
+        assert run(lambda conn, now: settle.unheard(conn, late)) == set()
+        others = [settlement(second, epoch=first.epoch), settlement(first, epoch=first.epoch + 1)]
+        assert [run(lambda conn, now, one=one: settle.unheard(conn, [one])) for one in others] == [{first.id}] * 2
+
     def test_a_late_success_belongs_to_its_epoch(self, run: Run, clock: FakeClock) -> None:
         """A success that was claimed before an operator's retry is told under the epoch of its claim."""
         enqueue(run, dispatch(1, stream="s/1"))

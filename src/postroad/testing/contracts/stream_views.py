@@ -1,4 +1,4 @@
-"""What an operator sees of streams: states, what waits, and lists by name.
+"""What an operator sees of streams: states, what waits and what it says, and lists by name.
 
 It cannot catch what a list costs; the plans show that.
 """
@@ -10,7 +10,7 @@ from postroad.model.clock import SECOND, FakeClock
 from postroad.model.rows import NewAlert
 from postroad.store import queues, stream_views
 from postroad.testing.contracts.deletion import OTHER, delete
-from postroad.testing.contracts.streams import STREAM, Uses, commit, decided, event, hold
+from postroad.testing.contracts.streams import LEASE, STREAM, Uses, commit, decided, event, hold
 
 Run = Callable[..., Any]
 
@@ -55,6 +55,56 @@ class StreamViewsContract(Uses):
         assert (found.waiting[1].received_at - found.waiting[0].received_at).total_seconds() == 5
         assert (found.dead, found.why.startswith("Events have waited since")) == (1, True)
 
+    def test_a_worker_that_falls_silent(self, run: Run, clock: FakeClock) -> None:
+        """After half a lease without a word it is said since when; a renewal ends that, and so does the claim's end."""
+
+        def silent() -> tuple[str, float | None]:
+            found = run(stream_views.row, STREAM, now=clock.wall())
+            assert (found.silent_since is None) == ("last heard of at" not in found.why)
+            since = None if found.silent_since is None else (clock.now - found.silent_since).total_seconds()
+            return found.state, since
+
+        self.publish(run, event(1))
+        held = self.claim_one(run)
+        clock.advance(LEASE / SECOND / 2)
+        assert silent() == ("running", None)
+        clock.advance(1)
+        assert silent() == ("running", LEASE / SECOND / 2 + 1)
+        run(queues.renew, [hold(held)], lease=LEASE)
+        assert silent() == ("running", None)
+        clock.advance(LEASE / SECOND - 1)
+        assert silent() == ("running", LEASE / SECOND - 1)
+        clock.advance(1)
+        assert silent() == ("waiting", None)
+        again = self.claim_one(run, "t2")
+        clock.advance(LEASE / SECOND - 1)
+        run(queues.back_off, hold(again), delay=60 * SECOND, error="e")
+        assert silent() == ("backing_off", None)
+
+    def test_what_its_events_say(self, run: Run, clock: FakeClock) -> None:
+        """Those that wait, oldest first, and those that are dead, newest first, page by page with their payloads."""
+
+        def page(**how: Any) -> list[Any]:
+            given = {"dead_ones": False, "after": None, "limit": 2, **how}
+            found: list[Any] = run(stream_views.events, STREAM, **given)
+            return found
+
+        self.publish(run, *(event(n, data=f'{{"n":{n}}}') for n in (1, 2, 3)), event(1, OTHER))
+        held = next(one for one in self.claim(run, batch=2) if one.stream == STREAM)
+        clock.advance(5)
+        commit(run, decided(held, consumed=[], dead=held.events, dead_reason="poison"))
+        self.publish(run, *(event(n, data=f'{{"n":{n}}}') for n in (4, 5)))
+        first = page()
+        assert [(one.key, one.data, one.reason, one.ended_at) for one in first] == [
+            ("e3", {"n": 3}, None, None), ("e4", {"n": 4}, None, None),
+        ]  # fmt: skip
+        assert [one.key for one in page(after=first[-1].cursor)] == ["e5"]
+        (last,) = page(dead_ones=True, limit=1)
+        assert (last.key, last.data, last.reason) == ("e2", {"n": 2}, "poison")
+        assert (last.ended_at, (last.ended_at - last.received_at).total_seconds()) == (clock.now, 5)
+        assert [one.key for one in page(dead_ones=True, after=last.cursor)] == ["e1"]
+        assert page(dead_ones=True, after=0) == page(after=10**9) == []
+
     def test_lists(self, run: Run, clock: FakeClock) -> None:
         """By name, by type and by state, page by page; a deleted stream only as long as something waits in it."""
 
@@ -76,3 +126,27 @@ class StreamViewsContract(Uses):
         assert names(state="running") == [held.stream] == ["load/2"]
         assert names(state="waiting", limit=2) == ["a/1", "load/3"]
         assert names(state="parked") == names(type="none") == names(after="z") == []
+
+    def test_every_state_is_found_by_name(self, run: Run, clock: FakeClock) -> None:
+        """Among many that are in other states too, behind a name and page by page."""
+        names = [f"load/{n:03}" for n in range(0, 250, 25)]
+        self.publish(run, *(event(1, name) for name in names))
+        for held in self.claim(run):
+            match stream_views.STATES[int(held.stream[-3:]) // 25 % 5]:
+                case "idle":
+                    commit(run, decided(held))
+                case "waiting":
+                    run(queues.release, hold(held))
+                case "backing_off":
+                    run(queues.back_off, hold(held), delay=60 * SECOND, error="e")
+                case "parked":
+                    alert = NewAlert(code="turn.parked", subject=held.stream)
+                    run(queues.park, hold(held), error="e", alert=alert)
+        for number, state in enumerate(stream_views.STATES):
+            for after, limit, found in (("", 9, 2), (names[number], 9, 1), ("", 1, 1), (names[number + 5], 9, 0)):
+                wanted = stream_views.Wanted(state=state, after=after)
+                seen = run(stream_views.list_, wanted, limit=limit, now=clock.wall())
+                assert [one.state for one in seen] == [state] * found, (state, after)
+                assert [one.stream for one in seen] == [
+                    name for name in names if name > after and names.index(name) % 5 == number
+                ][:limit]

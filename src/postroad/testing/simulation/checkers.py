@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from postroad.testing.simulation import (
     checks_acks,
+    checks_crons,
+    checks_delegations,
     checks_gates,
     checks_log,
     checks_operators,
     checks_outbox,
+    checks_reports,
     checks_streams,
     checks_tools,
     checks_turns,
@@ -20,6 +23,7 @@ _CODE = re.compile(r"[a-z]\d+")
 
 _MODULES = (
     checks_log, checks_turns, checks_tools, checks_streams, checks_outbox, checks_acks, checks_operators, checks_gates,
+    checks_reports, checks_delegations, checks_crons,
 )  # fmt: skip
 
 

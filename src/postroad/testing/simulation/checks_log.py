@@ -38,6 +38,7 @@ def l4_all_or_none(h: History) -> Iterator[str]:
     places = present(h)
     times = Counter((call.verb, call.key) for call in h.ledger.calls)
     decided = {step.name for order in h.orders.values() for step in order.steps}
+    decided |= {call.key for call in h.ledger.reports}
     for block, calls in grouped(h.ledger.calls, "block").items():
         own = [call for call in calls if times[call.verb, call.key] == 1 and call.key not in decided]
         there = [call.key for call in own if place(call) in places]
@@ -61,6 +62,7 @@ def l6_no_garbage(h: History) -> Iterator[str]:
     """There is no event that nobody published, and a client's own row is there only with what it stands beside."""
     asked = {(call.stream, call.key) for call in h.ledger.attempted("publish")}
     asked |= {(step.name, step.kind) for order in h.orders.values() for step in order.steps if step.do == "publish"}
+    asked |= {(call.stream, call.key) for call in h.ledger.reported()}
     for stream, name in h.known:
         if not name.startswith(_OURS) and (stream, name) not in asked:
             yield f"{name} of {stream} was never published"
@@ -83,9 +85,9 @@ def place(call: Call) -> tuple[str, str, str]:
 
 
 def l7_real_time(h: History) -> Iterator[str]:
-    """Of two events of a stream the one accepted before the other was offered comes first."""
+    """Of two events of a stream, reports among them, the one accepted before the other was offered comes first."""
     seqs = {(row.stream, row.entry_id): row.seq for row in h.log}
-    calls = grouped(h.ledger.attempted("publish"), "stream", "key")
+    calls = grouped([*h.ledger.attempted("publish"), *h.ledger.reported()], "stream", "key")
     spans: dict[str, list[tuple[int, int | None, int]]] = {}
     for (stream, key), those in calls.items():
         ends = [call.ended for call in those if call.answer is Answer.OK and call.ended is not None]

@@ -292,12 +292,19 @@ def o15_stable_key(h: History) -> Iterator[str]:
 
 
 def o16_one_result(h: History) -> Iterator[str]:
-    """An attempt has one result: it ended its claim, or came after the claim was over, and never both."""
+    """An attempt has one result: it ended its claim, or came after it was over; both only if it had been given up."""
     for id, story in h.stories.items():
         results = [step for step in story if step.reason_code in _BY_THE_SENDER | STALE]
-        for (_, attempt), times in Counter(map(attempt_of, results)).items():
-            if times > 1:
-                yield f"attempt {attempt} of {id} has {times} results"
+        late = Counter(attempt_of(step) for step in results if step.reason_code in STALE)
+        given_up = Counter(attempt_of(step) for step in results if _was_given_up(step))
+        for this, times in Counter(map(attempt_of, results)).items():
+            if times > 1 and not (times == 2 and late[this] and given_up[this] == 1):
+                yield f"attempt {this[1]} of {id} has {times} results"
+
+
+def _was_given_up(step: Any) -> bool:
+    """Whether it was we who ended the attempt: what it came to by itself may still be heard."""
+    return "timeout after" in step.summary or "ended while sending" in step.summary
 
 
 def o17_outcome_routed(h: History) -> Iterator[str]:

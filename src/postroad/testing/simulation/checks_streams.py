@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from postroad.model.events import STOP_NAME
+from postroad.model.events import STOP_NAME, TASK_NAME
 from postroad.store.queues import STREAM_DELETED
 from postroad.store.stopping import WITHDRAWN
 from postroad.testing.simulation.history import History
@@ -11,7 +11,7 @@ from postroad.testing.simulation.ledger import Answer
 
 
 def i8_withdrawn(h: History) -> Iterator[str]:
-    """What was withdrawn was published by people, and before a stop of its stream; the stop stays."""
+    """What was withdrawn was published by people or delegated, and before a stop of its stream; the stop stays."""
     stopped = {row.subject for row in h.audit if row.action == "stream.stop"}
     stopped |= {deed.subject for deed in h.deeds if deed.verb == "stop"}
     stops: dict[str, int] = {}
@@ -23,7 +23,7 @@ def i8_withdrawn(h: History) -> Iterator[str]:
         if row.kind == STOP_NAME:
             stops[row.stream] = max(stops.get(row.stream, 0), row.position)
     for row in h.inbox:
-        ours = row.kind.startswith("postroad.")
+        ours = row.kind.startswith("postroad.") and row.kind != TASK_NAME
         if row.reason == WITHDRAWN and (ours or row.position > stops.get(row.stream, 0)):
             yield f"{row.event_id} of {row.stream} was withdrawn by no stop that came after it"
     yield from (f"{stream} was stopped by nobody" for stream in stops.keys() - stopped)

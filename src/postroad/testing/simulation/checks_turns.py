@@ -6,11 +6,16 @@ from typing import Any
 
 import msgspec
 
+from postroad.model.crons import TYPE_PREFIX
 from postroad.model.ids import timer_event_id
 from postroad.model.lifecycle import Status
+from postroad.testing.simulation.checks_delegations import is_deeper
+from postroad.testing.simulation.errands import CREW, HELD, Held
 from postroad.testing.simulation.history import History, grouped
+from postroad.testing.simulation.ticking import is_cron
 from postroad.testing.simulation.workload import AUDIT, NOTED, REPLACED, Noted, Order, Step
 
+OWN_TIMERS = (CREW, TYPE_PREFIX)  # whose timers no order has asked for
 _WRITING_ENDS = frozenset({"committed", "failed", "stopped"})
 
 
@@ -75,6 +80,9 @@ def _missing(h: History, stream: str, step: Step) -> Iterator[str]:
         case "publish":
             if (step.name, step.kind) not in h.known:
                 yield f"its event {step.kind} for {step.name} is missing"
+        case "delegate":
+            if (stream, step.name) not in _delegated(h) | _held(h):
+                yield f"its delegation {step.name} is missing"
         case "timer" | "rearm":
             if (stream, step.name) not in {(row.stream, row.key) for row in h.timers}:
                 yield f"its timer {step.name} is missing"
@@ -99,10 +107,23 @@ def _undecided(h: History, steps: list[tuple[str, Step]]) -> Iterator[str]:
             yield f"dispatch {row.key} of {row.stream!r} was never decided"
     yield from (f"timer {place} was never decided" for place in _places(h) - set_)
     yield from (f"row {name} was never decided" for name in h.written - wrote)
+    passed_on = {(row.stream, row.key) for row in h.delegations if is_deeper(row)}
+    delegated = {(stream, step.name) for stream, step in steps if step.do == "delegate"}
+    yield from (f"{place} was never delegated" for place in _delegated(h) - delegated - passed_on)
 
 
 def _places(h: History) -> set[tuple[str, str]]:
-    return {(row.stream, row.key) for row in h.timers}
+    return {(row.stream, row.key) for row in h.timers if not row.stream.startswith(OWN_TIMERS)}
+
+
+def _delegated(h: History) -> set[tuple[str, str]]:
+    return {(row.stream, row.key) for row in h.delegations}
+
+
+def _held(h: History) -> set[tuple[str, str]]:
+    """What turns would have delegated, had they been allowed to."""
+    rows = [row for row in h.log if row.kind == HELD.name]
+    return {(row.stream, msgspec.json.decode(row.data, type=Held).key) for row in rows}
 
 
 def t6_bounded(h: History) -> Iterator[str]:
@@ -117,13 +138,13 @@ def t6_bounded(h: History) -> Iterator[str]:
 
 
 def m1_not_lost(h: History) -> Iterator[str]:
-    """A timer has fired exactly if its event is there; at the end none is armed."""
+    """A timer has fired exactly if its event is there; at the end none is armed but those of crons."""
     known = h.known
     for row in h.timers:
         event = (row.stream, timer_event_id(row.key, row.generation)) in known
         if event != (row.status == "fired"):
             yield f"timer {row.key} of {row.stream} is {row.status}, its event {'is' if event else 'is not'} there"
-        if h.end and row.status == "armed":
+        if h.end and row.status == "armed" and not is_cron(row.stream):
             yield f"timer {row.key} of {row.stream} is still armed"
 
 

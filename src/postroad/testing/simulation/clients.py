@@ -47,6 +47,10 @@ class Clients:
         """Keys of dispatches that somebody has asked for, or will perhaps; the latest last."""
         return self._draws.keys
 
+    def latest(self, stream: str) -> str:
+        """What took the place of a stream, if it was deleted."""
+        return self._draws.latest(stream)
+
     def leave(self, stream: str) -> None:
         """A stream is deleted: write elsewhere, most of the time."""
         self._draws.leave(stream)

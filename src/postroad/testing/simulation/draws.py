@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from postroad.model.entropy import Entropy
+from postroad.model.entropy import Entropy, SeededEntropy
+from postroad.testing.simulation.errands import CREW, CREWS, HOWS
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.toolbox import BOOK, LOOK, PAY, STORE, Call
 from postroad.testing.simulation.workload import AUDIT, BY_NAME, CHAT, DESK, LOAD, Message, Order, Step, stream_types
@@ -19,8 +20,10 @@ class Draws:
 
     def __init__(self, options: Options, entropy: Entropy) -> None:
         self._options = options
-        self._types = stream_types(options)
+        self._types = tuple(kind for kind in stream_types(options) if kind != CREW)
         self.entropy = entropy
+        # Apart, so that a seed's other draws are the same with delegations and without.
+        self._delegating = SeededEntropy(options.seed * 7 + 3)
         self.keys: list[str] = []
         self.timers: list[tuple[str, str]] = []
         self._left: dict[str, int] = {}
@@ -29,9 +32,11 @@ class Draws:
         """The name of one of the streams."""
         number = int(self._options.streams * self.entropy.fraction())
         stream = f"{self.choice((LOAD, LOAD, *self._types))}/{number}"
-        if stream in self._left and self.chance(0.8):
-            return f"{stream}.{self._left[stream]}"
-        return stream
+        return self.latest(stream) if stream in self._left and self.chance(0.8) else stream
+
+    def latest(self, stream: str) -> str:
+        """What took the place of a stream, if it was deleted."""
+        return f"{stream}.{self._left[stream]}" if stream in self._left else stream
 
     def leave(self, stream: str) -> None:
         """A stream is deleted: most of what would go there goes to a new one from now on."""
@@ -57,7 +62,7 @@ class Draws:
         return Order(
             calls=calls,
             together=bool(calls) and self.chance(0.25),
-            steps=list(self._steps(stream, name)),
+            steps=[*self._steps(stream, name), *self._delegations(name)],
             think=round(self._options.think * self.entropy.fraction(), 3),
             plan=[self.choice(("raise", "later", "exit", "giveup"))] * int(1 + 4 * self.entropy.fraction())
             + [self.choice(("ok", "raise"))]
@@ -81,6 +86,18 @@ class Draws:
     def _steps(self, stream: str, name: str) -> Iterator[Step]:
         for number in range(int(3.5 * self.entropy.fraction())):
             yield self._step(stream, f"{name}.{number}")
+
+    def _delegations(self, name: str) -> Iterator[Step]:
+        draw = self._delegating.fraction
+        if draw() >= self._options.delegations:
+            return
+        for number in range(1 + int(5 * draw() ** 2)):
+            how, deeper = HOWS[int(len(HOWS) * draw())], int(4 * draw() ** 3)
+            step = Step(
+                "delegate", f"{name}.d{number}", self.latest(f"{CREW}/{int(CREWS * draw())}"),
+                after=(1, 8, 20, 40)[int(4 * draw())], plan=[how] + ["deeper"] * deeper, take=round(10 * draw(), 3),
+            )  # fmt: skip
+            yield from [step] * (2 if draw() < 0.1 else 1)
 
     def _step(self, stream: str, name: str) -> Step:
         do = self.choice(VERBS)

@@ -19,11 +19,13 @@ from postroad.testing.simulation.toolbox import Handled, Happened
 from postroad.testing.simulation.workload import ORDER, Order
 
 Rows = list[Any]
-TABLES = ("streams", "log", "inbox", "queues", "outbox", "timers", "runs", "transitions", "alerts", "gates")
+TABLES = (
+    "streams", "log", "inbox", "queues", "outbox", "timers", "runs", "transitions", "alerts", "gates", "delegations",
+)  # fmt: skip
 _ORDER = {
     "log": "stream, seq", "inbox": "position", "transitions": "id", "alerts": "id", "outbox": "id", "streams": "id",
     "timers": "stream, key", "queues": "stream", "runs": "started_at, stream, attempt, run_id",
-    "gates": "kind, host",
+    "gates": "kind, host", "delegations": "stream, key",
 }  # fmt: skip
 _SELECT = {name: Statement(f"SELECT * FROM {{p}}{name} ORDER BY {_ORDER[name]}") for name in TABLES}
 
@@ -32,6 +34,7 @@ _PARKED = text(
     "FROM postroad_queues q LEFT JOIN postroad_streams s ON s.id = q.stream "
     "WHERE q.state = 'parked' AND s.deleted_at IS NULL ORDER BY q.stream"
 )
+_ARMED_CRONS = text("SELECT count(*) FROM postroad_timers WHERE status = 'armed' AND stream LIKE 'cron:%'")
 _TOMBSTONES = Statement("SELECT * FROM {p}tombstones ORDER BY scope, key")
 _AUDIT = Statement("SELECT * FROM {p}audit ORDER BY id")
 _OPERATIONS = Statement("SELECT * FROM {p}operations ORDER BY turn_id, ordinal")
@@ -40,7 +43,9 @@ _OUTBOX = [column.name for column in schema.outbox.columns]
 # What the product's own tables don't keep, or only as the product says it: the place in the inbox of each event
 # that landed, when a timer's event came, by the simulation's own clock (`sim_now`, defined per connection), what
 # a dispatch was when its row was deleted, and what was done to gates, each after which row of history (`place`);
-# how far a stream was when it was deleted, and what was written of tool calls under a claim that was over.
+# how far a stream was when it was deleted, and what was written of tool calls under a claim that was over;
+# how many delegations a stream had open after each new one, and every change of how one stands;
+# which runs of crons began beside others.
 INSTRUMENTS = (
     "CREATE TABLE sim_written (name TEXT PRIMARY KEY)",
     "CREATE TABLE sim_landed (stream TEXT, seq INTEGER, position INTEGER)",
@@ -61,6 +66,17 @@ INSTRUMENTS = (
     "coalesce((SELECT max(position) FROM sim_landed), 0)), "
     "(SELECT count(*) FROM postroad_runs WHERE stream = NEW.id); END",
     "CREATE TABLE sim_late (did TEXT, run_id TEXT, tool TEXT)",
+    "CREATE TABLE sim_beside (stream TEXT, run_id TEXT)",
+    "CREATE TRIGGER sim_beginning AFTER INSERT ON postroad_runs WHEN NEW.stream LIKE 'cron:%' AND EXISTS "
+    "(SELECT 1 FROM postroad_runs WHERE stream = NEW.stream AND run_id <> NEW.run_id AND end_reason IS NULL) BEGIN "
+    "INSERT INTO sim_beside VALUES (NEW.stream, NEW.run_id); END",
+    "CREATE TABLE sim_opened (stream TEXT, key TEXT, open INTEGER, depth INTEGER)",
+    "CREATE TRIGGER sim_opening AFTER INSERT ON postroad_delegations BEGIN "
+    "INSERT INTO sim_opened SELECT NEW.stream, NEW.key, count(*), NEW.depth FROM postroad_delegations "
+    "WHERE stream = NEW.stream AND status = 'open'; END",
+    "CREATE TABLE sim_ended (stream TEXT, key TEXT, was TEXT, status TEXT)",
+    "CREATE TRIGGER sim_ending AFTER UPDATE OF status ON postroad_delegations BEGIN "
+    "INSERT INTO sim_ended VALUES (NEW.stream, NEW.key, OLD.status, NEW.status); END",
     *(
         f"CREATE TRIGGER sim_call_{verb} AFTER {when} ON postroad_operations "
         "WHEN (SELECT end_reason FROM postroad_runs WHERE run_id = NEW.run_id) IS NOT NULL BEGIN "
@@ -103,6 +119,10 @@ class History(msgspec.Struct, kw_only=True, dict=True):
     gates: Rows = []
     gate_log: Rows = []
     operations: Rows = []
+    delegations: Rows = []
+    opened: Rows = []
+    ends: Rows = []
+    beside: Rows = []
     deleted: Rows = []
     late: Rows = []
     began: list[str] = []
@@ -203,6 +223,11 @@ def waiting_for_a_person(conn: Connection) -> dict[str, int]:
     return dict(conn.execute(_PARKED).all())
 
 
+def armed_crons(conn: Connection) -> int:
+    """How many crons have their timers armed, as they have for ever."""
+    return int(conn.execute(_ARMED_CRONS).scalar_one())
+
+
 def operated(conn: Connection) -> dict[str, Any]:
     """What operators and tool calls have written, and what was deleted; the runs as they began, whatever the clock."""
     return {
@@ -222,5 +247,8 @@ def instruments(conn: Connection) -> dict[str, Any]:
         "written": set(conn.execute(text("SELECT name FROM sim_written")).scalars()),
         "landed": list(conn.execute(text("SELECT stream, seq, position FROM sim_landed ORDER BY stream, seq"))),
         "gate_log": list(conn.execute(text("SELECT * FROM sim_gates ORDER BY number"))),
+        "beside": list(conn.execute(text("SELECT * FROM sim_beside ORDER BY rowid"))),
+        "opened": list(conn.execute(text("SELECT * FROM sim_opened ORDER BY rowid"))),
+        "ends": list(conn.execute(text("SELECT * FROM sim_ended ORDER BY rowid"))),
         "rang": list(conn.execute(text("SELECT stream, event_id, at FROM sim_rang ORDER BY at, stream, event_id"))),
     }

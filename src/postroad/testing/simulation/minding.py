@@ -10,7 +10,7 @@ from postroad.testing.simulation.deeds import Deed
 from postroad.testing.simulation.operating import ACTOR
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.process import Process
-from postroad.testing.simulation.workload import CHAT, DESK
+from postroad.testing.simulation.workload import DESK
 
 STOP, DELETE, RESOLVE = "stream.stop", "stream.delete", "stream.resolve."
 RESOLVED = 0.1  # how often after a block an operator resolves what is parked
@@ -21,15 +21,19 @@ STATES: tuple[StreamState, ...] = ("running", "running", "running", "backing_off
 
 
 class Minder:
-    """Draws what is done to which conversation, and does it through a process. `leave` hears of what is deleted."""
+    """Draws what is done to which conversation, and does it through a process. `leave` hears of what is deleted.
 
-    def __init__(self, rng: Random, leave: Callable[[str], None]) -> None:
+    `kinds`: the types of streams that it is about.
+    """
+
+    def __init__(self, rng: Random, leave: Callable[[str], None], kinds: tuple[str, ...]) -> None:
         self._rng = rng
+        self._kinds = kinds
         self._leave = leave
 
     def deeds(self, options: Options) -> Iterator[Deed]:
         """What to do now that clients have made a block; to which conversation, a look will show."""
-        if not options.tools:
+        if not self._kinds:
             return
         for verb, often in ((STOP, options.stops), (DELETE, options.deletions)):
             if self._rng.random() < often:
@@ -41,7 +45,7 @@ class Minder:
     def during(self, options: Options, stream: str) -> Iterator[tuple[float, Deed]]:
         """What to do to a conversation whose turn begins now, and after how many seconds."""
         for verb, often in (("stop", options.stops), ("delete", options.deletions)):
-            if stream.startswith((CHAT, DESK)) and self._rng.random() < often:
+            if stream.startswith(self._kinds) and self._rng.random() < often:
                 yield self._rng.random() * DURING_SECONDS, Deed(who="user", verb=verb, subject=stream)
 
     def resolution(self, stream: str) -> Deed:
@@ -53,7 +57,7 @@ class Minder:
         if parked:
             found = streams.list(type=DESK, state="parked", limit=LISTED)
         else:
-            kind, state = self._rng.choice((CHAT, DESK)), self._rng.choice(STATES)
+            kind, state = self._rng.choice(self._kinds), self._rng.choice(STATES)
             found = streams.list(type=kind, state=state, limit=LISTED) or streams.list(type=kind, limit=LISTED)
         return self._rng.choice(found).stream if found else ""
 

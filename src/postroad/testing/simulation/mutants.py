@@ -35,7 +35,13 @@ from postroad.store import (
     turns,
 )
 from postroad.store.statements import Statement
-from postroad.testing.simulation import mutants_gates, mutants_people, mutants_tools
+from postroad.testing.simulation import (
+    mutants_delegations,
+    mutants_gates,
+    mutants_people,
+    mutants_reports,
+    mutants_tools,
+)
 from postroad.testing.simulation.planting import Mutant, into
 
 MUTANTS: dict[str, Mutant] = {}
@@ -362,3 +368,4 @@ def keeps_what_was_refused() -> AbstractContextManager[object]:
 
 
 MUTANTS |= mutants_people.MUTANTS | mutants_gates.MUTANTS | mutants_tools.MUTANTS
+MUTANTS |= mutants_reports.MUTANTS | mutants_delegations.MUTANTS

@@ -10,7 +10,8 @@ OPERATIONS = 200
 TROUBLES = (
     "kills", "shutdowns", "pauses", "jumps", "crash_statement", "crash_failpoint", "crash_send", "lost_commit",
     "latency", "gathers", "send_trouble", "turn_trouble", "repeats", "think", "lanes", "acks", "regrets", "operators",
-    "gates", "rates", "tools", "stops", "deletions",
+    "gates", "rates", "tools", "stops", "deletions", "reports",
+    "delegations", "crons",
 )  # fmt: skip
 
 
@@ -23,7 +24,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     a program withdraws something, and an operator does something. `gates`: how often after a block a host or a whole
     kind goes down for a while; `rates`: the attempts a second that one kind has, and another one to each host; 0: as
     many as there are. `tools`: the share of orders in conversations that call tools; 0: there are no conversations.
-    `stops` and `deletions`: how often after a block a person stops, and deletes, a conversation.
+    `stops` and `deletions`: how often after a block a person stops, and deletes, a conversation. `reports`: how often
+    after a block somebody begins to report something, until it has landed or he is tired of it.
+    `delegations`: the share of orders that delegate something to crews. `crons`: how many there are.
 
     Each fault is on in about half of the seeds (Groce and others, "Swarm Testing", ISSTA 2012): faults that
     are always on hide what only happens without them.
@@ -69,6 +72,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tools: float
     stops: float
     deletions: float
+    reports: float
+    delegations: float
+    crons: int
 
 
 def draw(seed: int, *, operations: int = OPERATIONS, without: Iterable[str] = ()) -> Options:
@@ -122,4 +128,7 @@ def _drawn(seed: int, operations: int) -> Options:
         tools=sometimes(rng.choice((0.4, 0.8))),
         stops=sometimes(rng.choice((0.05, 0.2))),
         deletions=sometimes(rng.choice((0.03, 0.1))),
+        reports=sometimes(rng.choice((0.08, 0.25))),
+        delegations=sometimes(rng.choice((0.02, 0.06))),
+        crons=int(sometimes(rng.choice((0, 0, 1, 2)))),
     )

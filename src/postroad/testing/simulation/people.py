@@ -10,18 +10,20 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
+from postroad.model.clock import FakeClock
 from postroad.model.dispatches import Dispatch
 from postroad.testing.simulation.clients import Clients
 from postroad.testing.simulation.consumer import Consumer, ack, deed_of
 from postroad.testing.simulation.deeds import Act, Deed, carry_out
 from postroad.testing.simulation.gatekeeper import Gatekeeper
-from postroad.testing.simulation.ledger import Answer
-from postroad.testing.simulation.minding import Minder
+from postroad.testing.simulation.ledger import Answer, Ledger
+from postroad.testing.simulation.minding import DELETE, Minder
 from postroad.testing.simulation.operating import Operator
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.outages import Outages
 from postroad.testing.simulation.process import Process
-from postroad.testing.simulation.workload import LOAD, Message, Order, Step
+from postroad.testing.simulation.reporters import Reporters
+from postroad.testing.simulation.workload import LOAD, Message, Order, Step, minded
 
 AGAIN = 0.6  # how often an ack that got no answer is presented again
 BY_A_TURN = 0.15
@@ -36,7 +38,9 @@ class Here(Protocol):
     """What they need of the world."""
 
     options: Options
+    clock: FakeClock
     outages: Outages
+    ledger: Ledger
 
     def alive(self) -> list[Process]:
         """The processes that live."""
@@ -60,7 +64,10 @@ class People:
         self._consumer = Consumer(Random(f"{seed}/consumer"))
         self._operator = Operator(Random(f"{seed}/operator"))
         self._gatekeeper = Gatekeeper(Random(f"{seed}/gatekeeper"))
-        self._minder = Minder(Random(f"{seed}/minder"), clients.leave)
+        self._minder = Minder(Random(f"{seed}/minder"), clients.leave, minded(here.options))
+        self._reporters = Reporters(
+            Random(f"{seed}/reporters"), here.ledger, here.clock, here.note, latest=clients.latest, gone=self._gone
+        )
         self._published = 0
 
     def got(self, dispatch: Dispatch[Message]) -> None:
@@ -91,6 +98,13 @@ class People:
 
         for deed in self._minder.deeds(options):
             self._later(self._rng.random() * REGRETTED_WITHIN, partial(self._do, deed, self._minder.act))
+        for after, call in self._reporters.plans(options):
+            self._later(after, partial(self._reporters.make, call))
+
+    def _gone(self) -> list[str]:
+        """The streams that somebody was told to have deleted, by name."""
+        told = (deed for deed in self.deeds if deed.verb in (DELETE, "delete") and deed.answer is Answer.OK)
+        return sorted({deed.subject for deed in told if deed.subject})
 
     def begun(self, stream: str) -> None:
         """A turn of a stream has begun: somebody may stop or delete it."""

@@ -16,7 +16,7 @@ from postroad.model.entropy import SeededEntropy
 from postroad.store.database import Database
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.outages import Outages
-from postroad.testing.simulation.stepped import SteppedCalls, SteppedDatabase, SteppedKeeper
+from postroad.testing.simulation.stepped import SteppedCalls, SteppedDatabase, SteppedHub, SteppedKeeper
 from postroad.testing.simulation.toolbox import Handled, Who
 from postroad.testing.simulation.toolbox import World as Tools
 from postroad.testing.simulation.workload import SECRET, Message, Outside, declare
@@ -121,6 +121,7 @@ class Process:
         )  # fmt: skip
         declare(self.post, world.options, outside, faxes=faxes)
         self.post._opened = self.database
+        self.post._hub = SteppedHub(self.database, self.post._wakeups)
         self.post.entropy = SeededEntropy(seed)
         self.post.observe(lambda event, values: world.saw(self, event, values))
         self.parts = self._parts()
@@ -137,6 +138,7 @@ class Process:
     async def run(self) -> None:
         """Work until `stop` is set and what had begun is done."""
         await self.runtime.run(self.stop)
+        self.post.hub().close()  # whoever still waits is told
 
     def check_alive(self) -> None:
         """Raise Crash in whatever a dead process still tries to do."""

@@ -18,6 +18,8 @@ from postroad.testing.simulation.ledger import Answer
 from postroad.testing.simulation.minding import RESOLVE
 from postroad.testing.simulation.operating import ACTOR
 from postroad.testing.simulation.outages import asked_to_wait, named
+from postroad.testing.simulation.sometimes_crons import CRONS, DELEGATIONS, delegated, ticked
+from postroad.testing.simulation.sometimes_reports import REPORTS, reported
 from postroad.testing.simulation.workload import REPLACED
 
 # The schema is made before a run begins, and all that has happened is kept.
@@ -115,6 +117,9 @@ SOMETIMES: Mapping[str, str] = {
     **_OPERATED,
     **_GATES,
     **_TOOLS,
+    **REPORTS,
+    **DELEGATIONS,
+    **CRONS,
     "a key is offered again after its purge": "offered after purge",
     "a claim of a running turn is lost": "lease.lost",
     "a dispatch expires before its first attempt": "expired unattempted",
@@ -250,5 +255,7 @@ def reached(h: History) -> Counter[str]:
     counts.update(_gates(h))
     counts.update(_called(h))
     counts.update(_stopped(h))
+    for more in (reported, delegated, ticked):
+        counts.update(more(h))
     counts["arrived again"] = sum(times > 1 for times in arrived.values())
     return counts

@@ -13,7 +13,9 @@ from postroad.engine.calls import Call, Done, InlineCalls, RealCalls
 from postroad.engine.declarations import is_async
 from postroad.engine.leases import Keeper
 from postroad.engine.telemetry import Telemetry
-from postroad.model.clock import Clock
+from postroad.engine.wakeups import Wakeups
+from postroad.engine.watching import Hub
+from postroad.model.clock import SECOND, Clock
 from postroad.store.database import Database, Lock
 from postroad.store.executor import Inline, Lane, outcome
 from postroad.store.groups import Item, Member, Verb
@@ -21,6 +23,7 @@ from postroad.store.groups import Item, Member, Verb
 R = TypeVar("R")
 RENEW_EVERY_SECONDS = 1.0
 LOOK_SECONDS = 0.25  # how often a stopped process looks whether it may go on
+WATCH_SECONDS = 1  # between two looks for what somebody waits for
 
 
 class Place(Protocol):
@@ -181,9 +184,11 @@ def _copy(answer: Future[R], done: Future[R]) -> None:
 class SteppedCalls(RealCalls):
     """Async functions as tasks, with their deadlines; sync ones at once, since here is no other thread."""
 
-    def start(self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done) -> Call:
+    def start(
+        self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done, late: Done | None = None
+    ) -> Call:
         if is_async(fn):
-            return super().start(fn, argument, timeout=timeout, done=done)
+            return super().start(fn, argument, timeout=timeout, done=done, late=late)
         return InlineCalls().start(fn, argument, timeout=timeout, done=done)
 
 
@@ -207,3 +212,18 @@ class SteppedKeeper(Keeper):
             await asyncio.sleep(self._place.pause() or RENEW_EVERY_SECONDS)
             if not self._place.pause():
                 self.renew()
+
+
+class SteppedHub(Hub):
+    """Looks from the tasks of those who wait, for all of them, as rarely as its thread would."""
+
+    def __init__(self, database: Database, wakeups: Wakeups) -> None:
+        super().__init__(database, wakeups)
+        self._looked = -1
+
+    async def _look_here(self) -> None:
+        await asyncio.sleep(WATCH_SECONDS)
+        now = self.database.clock.monotonic()
+        if now - self._looked >= WATCH_SECONDS * SECOND:
+            self._looked = now
+            await super()._look_here()

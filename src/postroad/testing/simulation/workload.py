@@ -23,12 +23,16 @@ from postroad.model.events import Event
 from postroad.model.folds import Fold
 from postroad.model.kinds import Kind
 from postroad.model.retry import Retry
+from postroad.testing.simulation.errands import CREW, DEPTH, FAN_OUT, Errand, carry_out, delegate
 from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.ticking import declare_crons
 from postroad.testing.simulation.toolbox import Call, Handled, World, call_tools, declare_tools, who_of
 
 LOAD, ROOM, AUDIT = "load", "room", "audit"
 # Conversations: turns of chats that must not be run again are shown, those of desks wait for an operator.
 CHAT, DESK = "chat", "desk"
+# Whose handlers are woken by reports; in all others they land between the turns.
+WOKEN = (ROOM, DESK, CREW)
 SECRET = "what signs acknowledgements in here"
 FLOOR_SECONDS = 3.0
 LINGER_SECONDS = 2.0  # between an arrival and the sender's return
@@ -38,7 +42,10 @@ STEADY_FIRST, STEADY_CAP = 2, 16
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that an order wants done. `name` is a key, for `publish` the stream, for `ack` the token."""
+    """One thing that an order wants done. `name` is a key, for `publish` the stream, for `ack` the token.
+
+    To delegate: `kind` is the stream, `after` the time that it has, `plan` how it goes and how often it is passed on.
+    """
 
     do: str
     name: str
@@ -127,7 +134,9 @@ def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bo
         common["on_dead"] = "skip"  # here is nobody who would decide about a lane that a dead letter holds up
         about = common | {"retry": retry_of(kind.name, options)} | special.get(kind.name, {})
         handlers.sender(kind, concurrency=options.concurrency, **about)(partial(_send, outside=outside))
-    _declare_turns(handlers, options, partial(_decide, outside=outside))
+    work = partial(carry_out, handled=outside.handled, tried=outside.tried)
+    _declare_turns(handlers, options, partial(_decide, outside=outside), work)
+    declare_crons(handlers, options, handled=outside.handled, tried=outside.tried)
     if outside.tools is not None:
         declare_tools(handlers, outside.tools)
     handlers.alert_sink(outside.ring)
@@ -148,23 +157,33 @@ def destination(kind: str, name: str) -> str:
     return f"https://{HOSTS[place]}/{name}" if kind in HOSTED and place < len(HOSTS) else name
 
 
-def _declare_turns(handlers: Handlers, options: Options, decide: Callable[[Turn], Any]) -> None:
+def _declare_turns(
+    handlers: Handlers, options: Options, decide: Callable[[Turn], Any], work: Callable[[Turn], Any]
+) -> None:  # fmt: skip
     for stream_type in stream_types(options):
         if stream_type == AUDIT:
             handlers.recorded(AUDIT)
             continue
+        if options.delegations:
+            handlers.delegation(stream_type, depth=DEPTH, fan_out=FAN_OUT)
         handlers.turn(
             stream_type, debounce=1 if stream_type == ROOM else 0, debounce_max=3, concurrency=options.concurrency,
             attempts=options.turn_attempts, timeout=options.turn_timeout, lease=options.lease, on_duplicate=_replace,
-            when_interrupted="park" if stream_type == DESK else "show",
-        )(decide)  # fmt: skip
+            when_interrupted="park" if stream_type == DESK else "show", wake_on_report=stream_type in WOKEN,
+        )(decide if stream_type != CREW else work)  # fmt: skip
         handlers.filter(stream_type, OUTCOME)(_delivered)
 
 
 def stream_types(options: Options) -> tuple[str, ...]:
-    """The types of streams that a seed has: loads always; rooms debounce, audits are recorded only."""
+    """The types of streams that a seed has: loads always; rooms debounce, audits are recorded, crews get tasks."""
     conversations = [CHAT, DESK] if options.tools else []
-    return (LOAD, *([ROOM] if options.rooms else []), *([AUDIT] if options.audits else []), *conversations)
+    crews = [CREW] if options.delegations else []
+    return (LOAD, *([ROOM] if options.rooms else []), *([AUDIT] if options.audits else []), *conversations, *crews)
+
+
+def minded(options: Options) -> tuple[str, ...]:
+    """The types of streams that people stop and delete."""
+    return (*((CHAT, DESK) if options.tools else ()), *((CREW,) if options.delegations else ()))
 
 
 def _delivered(event: Event) -> str | None:
@@ -228,9 +247,15 @@ def _publish_step(turn: Turn, step: Step) -> None:
     turn.publish(step.name, ORDER, Order(), key=step.kind)
 
 
+def _delegate_step(turn: Turn, step: Step) -> None:
+    errand = Errand(step.plan[0], step.take, len(step.plan) - 1)
+    delegate(turn, step.kind, errand, key=step.name, timeout=step.after)
+
+
 VERBS: dict[str, Callable[[Turn, Step], object]] = {
     "send": _send_step,
     "publish": _publish_step,
+    "delegate": _delegate_step,
     "timer": lambda turn, step: turn.set_timer(step.name, after=step.after, data={"of": step.name}),
     "rearm": lambda turn, step: turn.rearm_timer(step.name, after=step.after, data={"of": step.name}),
     "cancel": lambda turn, step: turn.cancel_timer(step.name),

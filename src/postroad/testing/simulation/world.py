@@ -13,7 +13,14 @@ from postroad.store.database import Database
 from postroad.store.executor import Inline
 from postroad.testing.simulation.checkers import InvariantBroken, verify
 from postroad.testing.simulation.clients import Clients
-from postroad.testing.simulation.history import History, instruments, operated, tables, waiting_for_a_person
+from postroad.testing.simulation.history import (
+    History,
+    armed_crons,
+    instruments,
+    operated,
+    tables,
+    waiting_for_a_person,
+)
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import OPERATIONS, Options
 from postroad.testing.simulation.people import People
@@ -218,7 +225,8 @@ class Run(Surroundings):
         if [process.name for process in self._processes] != [SURVIVOR]:
             return False
         parked = self._observer.read(waiting_for_a_person)
-        if self._observer.read(moments.waiting) > sum(parked.values()):
+        armed = self._observer.read(armed_crons)
+        if self._observer.read(moments.waiting) > sum(parked.values()) + armed:
             return False
         if parked:  # all else is done, and these wait for nobody but an operator
             self._people.relieve(sorted(parked))
@@ -232,6 +240,7 @@ class Run(Surroundings):
         rows += [row for row in found["timers"] if row.status == "armed"] + found["queues"]
         rows += [row for row in found["inbox"] if row.reason is None]
         rows += [row for row in found["alerts"] if row.rung_at is None]
+        rows += [row for row in found["delegations"] if row.status == "open"]
         rows += [f"{process.name} still lives" for process in self._processes if process.name != SURVIVOR]
         return "\n".join(map(str, rows))
 
