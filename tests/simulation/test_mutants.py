@@ -10,7 +10,7 @@ QUICK = (
     "consumes_apart", "tells_apart", "marks_before_sending", "sends_before_commit", "delivers_unsent",
     "claims_briefly", "never_ends", "loses_outcomes", "loses_alerts", "strands", "forgets_the_run",
     "overrides_acks", "frees_keys", "counts_what_is_held", "counts_no_starts", "makes_new_keys", "forgets_what_began",
-    "mixes_sorts", "wakes_everybody", "buries_reports", "writes_nothing_down", "tells_nobody", "takes_any_source",
+    "mixes_sorts", "wakes_everybody", "writes_nothing_down", "takes_any_source", "names_any_parent",
 )  # fmt: skip
 SEEDS = 12
 

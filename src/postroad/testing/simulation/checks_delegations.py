@@ -59,6 +59,7 @@ def d3_explained(h: History) -> Iterator[str]:
     if not h.delegations:
         return
     finished, over, stops = _finished(h), _over(h), _stops(h)
+    firsts = _firsts(h)
     waiting = {row.stream: row.position for row in h.inbox if row.kind == STOP_NAME}  # the last one, in their order
     for row in h.delegations:
         place, task = (row.stream, row.key), (row.child, task_id(row.stream, row.key))
@@ -71,6 +72,8 @@ def d3_explained(h: History) -> Iterator[str]:
         }
         if row.status != "open":
             asked = row.status == "cancelled" and row.position < waiting.get(row.child, 0)
+            if not h.options.jumps and firsts.get(place, row.ended_at) < row.ended_at:
+                yield f"{row.key} of {row.stream} is {row.status}, and a crew had finished it before"
             if not causes[row.status] and not asked:
                 yield f"{row.key} of {row.stream} is {row.status} ({row.error}), of which there is no cause"
         elif why := [str(status) for status, cause in causes.items() if cause]:
@@ -114,6 +117,17 @@ def _finished(h: History) -> dict[_Place, list[str]]:
         if row.kind == FINISHED.name:
             said = msgspec.json.decode(row.data, type=Finished)
             found.setdefault((said.parent, said.key), []).append(said.status)
+    return found
+
+
+def _firsts(h: History) -> dict[_Place, int]:
+    """When crews have finished tasks for the first time, by delegation."""
+    found: dict[_Place, int] = {}
+    for row in h.log:
+        if row.kind == FINISHED.name:
+            said = msgspec.json.decode(row.data, type=Finished)
+            place = said.parent, said.key
+            found[place] = min(row.recorded_at, found.get(place, row.recorded_at))
     return found
 
 

@@ -23,7 +23,7 @@ from postroad.testing.simulation.sometimes_reports import REPORTS, reported
 from postroad.testing.simulation.workload import REPLACED
 
 # The schema is made before a run begins, and all that has happened is kept.
-_REACHED_ELSEWHERE = frozenset({"migration.statement", "retention.ended"})
+_REACHED_ELSEWHERE = frozenset({"migration.statement", "retention.ended", "delegations.ended"})
 # What operators do is done, refused, or left without an answer.
 _OPERATED = {
     "an operator retries": "operator retry done",

@@ -19,7 +19,6 @@ DELEGATIONS = {
     "a delegation ends with its task's turn": "delegation failed turn",
     "a delegation's end comes too late": "delegation late",
     "a delegation is over before it begins": "delegation overdue",
-    "a delegation's end is dropped with the stream that wanted it": "delegation dropped",
     "a delegation's end wakes who wanted it": "delegation wakes",
     "a turn may not delegate so much": "delegation held open",
     "a turn may not delegate so deep": "delegation held deep",
@@ -29,7 +28,6 @@ CRONS = {
     "a cron's run fails for good": "cron dead",
     "a cron's run is lost with its process": "cron interrupted",
     "a cron's time is left out": "cron left out",
-    "a cron's times are passed over": "cron skipped",
     "a cron makes up for what was missed": "cron caught up",
 }
 
