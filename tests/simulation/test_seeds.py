@@ -13,7 +13,9 @@ from postroad.testing.simulation.options import OPERATIONS
 from postroad.testing.simulation.seeds import Verdict, play, play_twice, shrink
 from postroad.testing.simulation.sometimes import SOMETIMES, unreached
 
-SEEDS = 300
+# `make sim SEEDS=300` plays them all, in minutes, and looks whether each state is reached; so does this with as many.
+SEEDS = int(os.environ.get("POSTROAD_TEST_SEEDS", "100"))
+ALL = 300
 CHUNK = 10
 
 
@@ -34,8 +36,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_invariant_holds(first: int, shared: Path) -> None:
     """Nothing is lost, doubled without a cause, misordered or silent, whatever dies; the first seed is played twice.
 
-    Each of the states that must be reached somewhere is reached by one of the 300 seeds: the chunk that ends last,
-    in whichever worker, looks.
+    Each of the states that must be reached somewhere is reached by one of 300 seeds: where so many are played, the chunk
+    that ends last, in whichever worker, looks.
     """
     verdicts = [play_twice(first), *(play(seed) for seed in range(first + 1, first + CHUNK))]
     assert not failures(verdicts), failures(verdicts)
@@ -44,7 +46,7 @@ def test_every_invariant_holds(first: int, shared: Path) -> None:
     (shared / f"{first}.part").write_bytes(msgspec.json.encode({name: counts[name] for name in SOMETIMES.values()}))
     (shared / f"{first}.part").rename(shared / f"{first}.json")
     parts = [msgspec.json.decode(path.read_bytes()) for path in shared.glob("*.json")]
-    if len(parts) == SEEDS // CHUNK:
+    if SEEDS >= ALL and len(parts) == SEEDS // CHUNK:
         assert unreached(sum(map(Counter, parts), Counter[str]())) == []
 
 

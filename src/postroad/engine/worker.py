@@ -21,6 +21,7 @@ from postroad.store import due, queues, stopping
 
 SET_MAX = 100
 RECORDED_MAX = 64
+SEVERAL = 3
 
 
 def claim_all(
@@ -37,7 +38,7 @@ def claim_all(
     over. That was decided at `asked`: if this transaction had to wait since, others have waited too, and nothing
     is taken over.
     """
-    idle = _idle_crons(conn, [decider.stream_type for decider, *_ in wants if decider.cron is not None], now=now)
+    idle = _idle(conn, [decider.stream_type for decider, *_ in wants], now=now)
     return {
         decider.stream_type: ClaimedTurns([], clogged=False, cursor=cursor)
         if decider.stream_type in idle
@@ -58,9 +59,9 @@ def claim_all(
     }
 
 
-def _idle_crons(conn: Connection, types: Sequence[str], *, now: int) -> frozenset[str]:
-    """The crons that have nothing to take. There may be many: asking for all of them costs as much as one claim."""
-    found = due.streams(conn, types) if types else {}
+def _idle(conn: Connection, types: Sequence[str], *, now: int) -> frozenset[str]:
+    """Of several stream types those that have nothing to take: asking for all of them costs less than two claims."""
+    found = due.streams(conn, types) if len(types) >= SEVERAL else {}
     return frozenset(name for name, one in found.items() if one.at is None or one.at > now)
 
 
