@@ -2,7 +2,7 @@
 PYTHON ?= python3
 SEEDS ?= 50
 DURATION ?= 60
-WORKERS ?= 2
+WORKERS ?= 3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest
