@@ -401,9 +401,8 @@ def test_a_schema_that_is_too_new_is_refused(stage: Stage) -> None:
     assert "upgrade postroad" in process.said
 
 
-def test_a_faulty_sqlite_is_warned_of_first(sqlite_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faulty_sqlite_is_warned_of_first(sqlite_path: Path, tmp_path: Path) -> None:
     """Where this Python's SQLite has the WAL fault the first line says so, once, and names the cure."""
-    monkeypatch.delenv("POSTROAD_TEST_SQLITE", raising=False)  # no setting of ours: a line would say so first
     (tmp_path / "app.py").write_text(APP)
     stage = Stage(f"sqlite:///{sqlite_path}", None, tmp_path, Postroad(f"sqlite:///{sqlite_path}"))
     try:

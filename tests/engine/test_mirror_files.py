@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
@@ -195,6 +195,7 @@ def harm(files: StreamFiles, what: Harm) -> None:
 
 
 @settings(max_examples=80)
+@example(written_by=0, count=4, truth=0, most=1_024, harms=[("removed", None), ("cut", 0.0)])  # a full one, now empty
 @given(
     written_by=st.integers(0, 1), count=st.integers(0, LENGTH), truth=st.integers(0, 2),
     most=st.sampled_from([1_024, 3_000, 2**20]), harms=HARMS,

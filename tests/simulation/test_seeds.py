@@ -36,7 +36,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_invariant_holds(first: int, shared: Path) -> None:
     """Nothing is lost, doubled without a cause, misordered or silent, whatever dies; the first seed is played twice.
 
-    Each of the states that must be reached somewhere is reached by one of 300 seeds: where so many are played, the chunk
+    Each of the states that must be reached is reached by one of 300 seeds: where so many are played, the chunk
     that ends last, in whichever worker, looks.
     """
     verdicts = [play_twice(first), *(play(seed) for seed in range(first + 1, first + CHUNK))]

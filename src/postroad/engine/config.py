@@ -25,6 +25,7 @@ HIDDEN = "***"
 PREFIX = "POSTROAD_"
 # Not settings: what a process is told about itself.
 _OF_THE_PROCESS = (f"{PREFIX}BUNDLED_SQLITE", f"{PREFIX}FAILPOINT")
+_OF_TESTS = f"{PREFIX}TEST_"  # what a test suite is told, which the processes that it starts inherit
 _SCHEMES = re.compile(r"(sqlite|postgres|postgresql)(\+\w+)?://")
 _SECRET = re.compile(r"([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 
@@ -204,7 +205,9 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     return [
         f"{variable} in the environment is no setting: {_cure(variable)}"
         for variable in sorted(os.environ if environ is None else environ)
-        if variable.startswith(PREFIX) and variable not in (*known, *_OF_THE_PROCESS)
+        if variable.startswith(PREFIX)
+        and not variable.startswith(_OF_TESTS)
+        and variable not in (*known, *_OF_THE_PROCESS)
     ]
 
 

@@ -110,8 +110,10 @@ class StreamFiles:
         """
         gone = 0
         for path in [*self._growing(), *self._full()]:
-            kept = self._agreed(path, read_log)
-            if kept < path.stat().st_size:
+            kept, size = self._agreed(path, read_log), path.stat().st_size
+            if not size:
+                _remove(path)
+            elif kept < size:
                 gone += self._set_aside(path, kept)
             if kept:
                 break
