@@ -33,7 +33,7 @@ test: install ## Run the tests, then the contracts on the standard library's SQL
 	@if [ -d tests/contracts ] && [ -z "$(ARGS)" ]; then set -x; \
 		POSTROAD_TEST_SQLITE=stdlib $(PYTEST) -n $(WORKERS) --dist loadgroup tests/contracts \
 			--ignore tests/contracts/test_crash_everywhere.py --ignore $(DELETION_RACES) \
-			-k 'sqlite and not atransact and not run_sync'; fi
+			-k 'sqlite and not atransact and not run_sync and not Interleavings and not ReportsMeetEnds'; fi
 
 test-system: install ## Run what takes real processes, kills and stalls, two versions on one database, and every race
 	POSTROAD_TEST_SQLITE=bundled $(PYTEST) -n $(WORKERS) --dist loadgroup tests/system tests/races $(DELETION_RACES) $(ARGS)
