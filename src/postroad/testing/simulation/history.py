@@ -229,8 +229,11 @@ def armed_crons(conn: Connection) -> int:
 
 
 def operated(conn: Connection) -> dict[str, Any]:
-    """What operators and tool calls have written, and what was deleted; the runs as they began, whatever the clock."""
+    """What the simulation alone looks at: operators, calls, delegations, crons, deletions, runs as they began."""
     return {
+        "beside": list(conn.execute(text("SELECT * FROM sim_beside ORDER BY rowid"))),
+        "opened": list(conn.execute(text("SELECT * FROM sim_opened ORDER BY rowid"))),
+        "ends": list(conn.execute(text("SELECT * FROM sim_ended ORDER BY rowid"))),
         "purged": list(conn.execute(text("SELECT * FROM sim_purged ORDER BY id"))),
         "tombstones": list(_TOMBSTONES(conn)),
         "audit": list(_AUDIT(conn)),
@@ -247,8 +250,5 @@ def instruments(conn: Connection) -> dict[str, Any]:
         "written": set(conn.execute(text("SELECT name FROM sim_written")).scalars()),
         "landed": list(conn.execute(text("SELECT stream, seq, position FROM sim_landed ORDER BY stream, seq"))),
         "gate_log": list(conn.execute(text("SELECT * FROM sim_gates ORDER BY number"))),
-        "beside": list(conn.execute(text("SELECT * FROM sim_beside ORDER BY rowid"))),
-        "opened": list(conn.execute(text("SELECT * FROM sim_opened ORDER BY rowid"))),
-        "ends": list(conn.execute(text("SELECT * FROM sim_ended ORDER BY rowid"))),
         "rang": list(conn.execute(text("SELECT stream, event_id, at FROM sim_rang ORDER BY at, stream, event_id"))),
     }
