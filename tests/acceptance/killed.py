@@ -219,7 +219,7 @@ class Stage:
                 env=self._environment(""),
                 stdout=subprocess.PIPE,
                 stderr=log,
-                timeout=DEADLINE,
+                timeout=3 * DEADLINE,  # a process for each statement
             )
         assert done.returncode == 0, self._told()
         return int(done.stdout)
