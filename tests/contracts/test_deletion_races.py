@@ -2,9 +2,9 @@
 
 Two transactions on connections of their own: the first is run up to one of its statements, then the second until it is
 blocked or done, then the first to its end. A deadlock is an error of the database, and every other error than a refusal
-is a failure too. Two deletions are stopped before each of their statements, another one before some, which are drawn by a
-seed; POSTROAD_TEST_RACES=all: four deletions, and any other before each. Then many transactions are drawn and interleaved. It cannot catch what takes
-three that wait for each other.
+is a failure too. Two deletions are stopped before each of their statements, another one before some, which are drawn by
+a seed; POSTROAD_TEST_RACES=all: four deletions, and any other before each. Then many transactions are drawn and
+interleaved. It cannot catch what takes three that wait for each other.
 """
 
 import os
