@@ -226,11 +226,9 @@ class Handlers:
             attempts: After that many failures a set of events is split; what fails alone goes dead, visibly.
             timeout: A turn that takes longer is failed, and its claim is not renewed.
             lease: How long a claim is ours between renewals; 30 s unless given.
-            when_interrupted: What becomes of a turn that must not be run again, because of the tools that it has
-                called: "show" consumes its events, with an entry that says what is known; "park" leaves the stream
-                until a person resolves it.
-            wake_on_report: Whether reports (`post.report`) are events to decide on, in turns of their own. Without it
-                they land in the log between the turns, and the next turn finds them there.
+            when_interrupted: Of a turn that must not be run again, because of the tools that it has called: "show"
+                consumes its events, with an entry that says what is known; "park" leaves the stream to a person.
+            wake_on_report: Whether reports are events to decide on, in turns of their own, or only land in the log.
             on_duplicate: `on_duplicate(turn, key)` replaces a decision whose dispatch key exists already, without
                 running the handler again; without it a `postroad.failed` entry and an alert.
         """
@@ -242,10 +240,7 @@ class Handlers:
             runnable(fn, "turn")
             quiet, longest = span(debounce, "debounce"), span(debounce_max, "debounce_max")
             decider = Decider(
-                stream_type=name,
-                fn=fn,
-                debounce=quiet,
-                debounce_max=max(longest, quiet) if quiet else 0,
+                stream_type=name, fn=fn, debounce=quiet, debounce_max=max(longest, quiet) if quiet else 0,
                 concurrency=count(concurrency, "concurrency"),
                 attempts=count(attempts, "attempts", ATTEMPTS_MAX),
                 timeout=positive(timeout, "timeout"),
@@ -253,7 +248,7 @@ class Handlers:
                 when_interrupted=one_of(when_interrupted, ("show", "park"), "when_interrupted"),
                 wake_on_report=one_of(wake_on_report, (True, False), "wake_on_report"),
                 on_duplicate=on_duplicate,
-            )
+            )  # fmt: skip
             put(self._registry.deciders, name, decider, "A turn")
             return fn
 

@@ -18,7 +18,6 @@ from sqlalchemy import (
 from sqlalchemy import Text as AnyText
 
 PREFIX = "postroad_"
-
 # Text that is sorted or compared byte by byte on Postgres; SQLite does so by itself.
 Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
 # Positions grow for ever and are never used again: an identity on Postgres, AUTOINCREMENT on SQLite.
