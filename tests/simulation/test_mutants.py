@@ -7,8 +7,8 @@ from postroad.testing.simulation.mutants import MUTANTS
 
 # `make mutants` says how soon each is found; the others take up to some dozens of seeds.
 QUICK = (
-    "tells_apart", "marks_before_sending", "sends_before_commit", "delivers_unsent",
-    "never_ends", "loses_outcomes", "loses_alerts", "forgets_the_run",
+    "consumes_apart", "tells_apart", "marks_before_sending", "sends_before_commit", "delivers_unsent",
+    "claims_briefly", "never_ends", "loses_outcomes", "loses_alerts", "strands", "forgets_the_run",
     "overrides_acks", "frees_keys", "counts_what_is_held", "counts_no_starts", "makes_new_keys", "forgets_what_began",
     "mixes_sorts", "wakes_everybody", "writes_nothing_down", "takes_any_source", "names_any_parent",
 )  # fmt: skip
