@@ -66,8 +66,8 @@ def evidence() -> Evidence:
         database="sqlite", history=history,
         faults=[Fault(kind="kill", lives=["p1-1"], begun=3 * SECOND, ended=4 * SECOND)],
         told=[
-            Told(life="p1-1", id="d", attempt=1),
-            Told(life="p2-1", id="d", attempt=2),
+            Told(life="p1-1", id="d", at=2 * SECOND, attempt=1),
+            Told(life="p2-1", id="d", at=6 * SECOND, attempt=2),
             Told(life="p2-1", id="d", reason=Reason.TRANSPORT_OK),
         ],
         withdrawn={"unwanted"},
@@ -114,6 +114,18 @@ BAD: dict[str, tuple[str, Callable[[Evidence], None]]] = {
 
 def test_the_good_history_is_good(evidence: Evidence) -> None:
     """The neighbour of all the bad histories breaks nothing, and its duplicate is explained by the kill."""
+    assert broken(evidence) == set()
+    assert checks.duplicates(evidence) == {"kill": 1}
+
+
+def test_an_attempt_that_was_held_is_not_the_one_that_was_lost(evidence: Evidence) -> None:
+    """Who held attempt 1, and lived on, says nothing of why the next attempt 1 was lost with its claimant."""
+    held = [
+        step(1, "pending", "delivering", Reason.ATTEMPT, 1),
+        step(1, "delivering", "pending", Reason.HELD, 1),
+    ]
+    evidence.history.transitions[1:1] = held
+    evidence.told.insert(0, Told(life="p3-1", id="d", at=SECOND, attempt=1))
     assert broken(evidence) == set()
     assert checks.duplicates(evidence) == {"kill": 1}
 

@@ -103,7 +103,7 @@ def causes(e: Evidence) -> dict[tuple[str, int], str]:
 def _why_lost(e: Evidence, lost: Attempt) -> str:
     """The fault because of which a claim was lost."""
     id, end = lost.start.entity, lost.after[-1].at if lost.lost_to is None else lost.lost_to.at
-    claimant = next((told.life for told in e.told if (told.id, told.attempt) == (id, lost.number)), None)
+    claimant = _claimant(e, lost)
     for fault in e.faults:
         at_the_time = fault.begun <= end and (fault.ended is None or fault.ended >= lost.start.at)
         # A process that is stopped may hold SQLite's write lock, for which everybody waits.
@@ -112,6 +112,13 @@ def _why_lost(e: Evidence, lost: Attempt) -> str:
             return fault.kind
     late = [step for step in e.history.stories[id] if step.reason_code in STALE and _number(step) == lost.number]
     return "overrun" if late else UNEXPLAINED
+
+
+def _claimant(e: Evidence, lost: Attempt) -> str | None:
+    """Who said that it sends this attempt. An earlier one of the same number was held and does not count: not its."""
+    own = (lost.start.entity, lost.number)
+    since = lost.start.at - CLOCK_ERROR
+    return next((told.life for told in e.told if (told.id, told.attempt) == own and told.at >= since), None)
 
 
 def _hits(fault: Fault, claimant: str | None) -> bool:

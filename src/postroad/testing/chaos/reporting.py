@@ -13,6 +13,7 @@ import msgspec
 
 from postroad.model.errors import CommitUnknown
 from postroad.store.dialects import is_away
+from postroad.testing.chaos import faults
 from postroad.testing.chaos.sizes import LIFE, SOCKET
 
 ORPHANED = 70
@@ -43,7 +44,7 @@ class Reporter:
     def saw(self, name: str, values: Mapping[str, Any]) -> None:
         """Take in what the product's telemetry says."""
         if name in _TOLD and self._socket is not None:
-            self.tell(name, **_plain(values))
+            self.tell(name, **{**_plain(values), "at": faults.now()})
 
     @staticmethod
     def _watch(link: socket.socket) -> None:

@@ -25,10 +25,11 @@ class Rung(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process said of one of its sends: it began attempt `attempt`, or it was settled with `reason`."""
+    """What a process said of one of its sends: it began attempt `attempt` at `at`, or it was settled with `reason`."""
 
     life: str
     id: str
+    at: int = 0
     attempt: int = 0
     reason: str = ""
 
@@ -122,7 +123,7 @@ class Sink:
         self.rung.append(msgspec.convert(line, Rung))
 
     def _sending(self, life: str, line: Mapping[str, Any]) -> None:
-        self.told.append(Told(life=life, id=line["id"], attempt=line["attempt"]))
+        self.told.append(Told(life=life, id=line["id"], at=line["at"], attempt=line["attempt"]))
 
     def _settled(self, life: str, line: Mapping[str, Any]) -> None:
         if not line["stale"]:
