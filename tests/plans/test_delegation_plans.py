@@ -7,14 +7,14 @@ import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
-from postroad.store import delegations, dialects, due
+from postroad.store import delegation_views, delegations, dialects, due
 from postroad.store.database import Database
 from postroad.store.statements import Statement, as_json
 from tests.plans.places import STATISTICS, filled
 from tests.plans.test_timer_plans import NUMBERS, assert_indexed, plan
 
 NOW = FakeClock().wall()
-ENDED = 50_000
+ENDED = 20_000
 COLUMNS = "stream, key, child, position, depth, status, created_at, deadline_at, ended_at"
 FILL = [
     # Of many streams, each with a worker of its own; of one that has delegated much, to one worker.
@@ -62,8 +62,17 @@ OPEN, CHILD, DUE, KEY = (
         (delegations._OF, {"stream": "chief/old", "limit": 100}, (KEY,)),
         (delegations._OPEN_BY, {"stream": "chief/old", "limit": 100}, (OPEN,)),
         (due._MOMENTS, {}, (DUE,)),
+        (delegation_views._statement(("stream",)), {"stream": "chief/old", "limit": 50}, (KEY,)),
+        (
+            delegation_views._statement(("child", "status")),
+            {"child": "sub/7", "status": "done", "limit": 50},
+            (CHILD,),
+        ),
+        (delegation_views._statement(("open",)), {"limit": 50}, (DUE,)),
+        (delegation_views._statement(("after",)), {"after_stream": "chief/7", "after_key": "k", "limit": 50}, (KEY,)),
     ],
-    ids=["lock", "child", "due", "end", "note", "standing", "known", "open of", "last of", "of", "open by", "moments"],
+    ids=["lock", "child", "due", "end", "note", "standing", "known", "open of", "last of", "of", "open by", "moments",
+         "listed", "listed by child", "listed open", "listed after"],
 )  # fmt: skip
 def test_found_by_an_index(
     database: Database, statement: Statement, given: Any, indexes: tuple[str, ...], ours: bool

@@ -1,23 +1,13 @@
 """What a mirror asks is answered by indexes, beside 100,000 of each thing that is finished."""
 
-from collections.abc import Iterator
-
-import pytest
 from sqlalchemy import Connection
 
 from postroad.store import inbox, mirroring
 from postroad.store.database import Database
 from postroad.store.mirroring import Place
 from postroad.testing.contracts.streams import event
-from tests.plans.places import STATISTICS, filled
-from tests.plans.test_queue_plans import NOW, STREAMS, assert_none_walks, claim, explained, fill, in_place
-
-
-@pytest.fixture(params=STATISTICS, ids="-".join, scope="module")
-def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """Much that is finished, and a planner that was told that nothing is there, or the truth."""
-    with filled(request, tmp_path_factory, request.param, fill) as made:
-        yield made
+from tests.plans.finished import STREAMS
+from tests.plans.test_queue_plans import NOW, assert_none_walks, claim, explained, in_place
 
 
 def life(conn: Connection) -> None:

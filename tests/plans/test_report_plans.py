@@ -1,7 +1,5 @@
 """Reports are accepted, claimed, landed and waited for by indexes, beside 100,000 of each thing that is finished."""
 
-from collections.abc import Iterator
-
 import pytest
 from sqlalchemy import Connection
 
@@ -13,21 +11,13 @@ from postroad.store.statements import Statement
 from postroad.store.watching import Asked
 from postroad.testing.contracts.reports import report
 from postroad.testing.contracts.streams import decided, event
-from tests.plans import test_queue_plans as finished
-from tests.plans.places import STATISTICS, filled
-from tests.plans.test_queue_plans import DEEP, NOW, NUMBERS, assert_none_walks, claim, explained, in_place, work
+from tests.plans.finished import NUMBERS
+from tests.plans.test_queue_plans import DEEP, NOW, assert_none_walks, claim, explained, in_place, work
 
 MANY = 40
 DEPTH = Statement(f"""INSERT INTO {{p}}inbox (stream, type, event_id, kind, version, data, received_at, ready_at)
     {NUMBERS} SELECT :type || '/0', :type, 'e' || n, CASE WHEN n % :every = :every - 1 THEN 'postroad.report' ELSE 'k'
     END, 1, '1', :now - 9, :now - 9 FROM n""")  # fmt: skip
-
-
-@pytest.fixture(params=STATISTICS, ids="-".join, scope="module")
-def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """Much that is finished, and a planner that was told that nothing is there, or the truth."""
-    with filled(request, tmp_path_factory, request.param, finished.fill) as made:
-        yield made
 
 
 def life(conn: Connection) -> None:

@@ -1,6 +1,6 @@
 """Looking at streams is answered by indexes, beside 100,000 of each thing that is finished or waits elsewhere."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +11,9 @@ from postroad.store.database import Database
 from postroad.store.statements import Statement
 from postroad.store.stream_views import STATES, Wanted
 from postroad.testing.contracts.streams import event
-from tests.plans import test_queue_plans as finished
-from tests.plans.places import STATISTICS, filled
 from tests.plans.test_queue_plans import DEEP, DEPTH, NOW, assert_none_walks, claim, explained, in_place, work
 
 _BURY = Statement("UPDATE {p}inbox SET reason = 'dead' WHERE stream = :stream AND event_id = 'e1'")
-
-
-@pytest.fixture(params=STATISTICS, ids="-".join, scope="module")
-def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """Much that is finished or dead, and a planner that was told that nothing is there, or the truth."""
-    with filled(request, tmp_path_factory, request.param, finished.fill) as made:
-        yield made
 
 
 def look(conn: Connection) -> None:

@@ -1,35 +1,14 @@
 """What turns say and the look for news are answered by indexes, beside 100,000 of each thing that is finished."""
 
-from collections.abc import Iterator
-
-import pytest
 from sqlalchemy import Connection
 
 from postroad.store import inbox, partials, watching
 from postroad.store.database import Database
 from postroad.store.partials import Said
-from postroad.store.statements import Statement
 from postroad.store.watching import Asked
 from postroad.testing.contracts.streams import LEASE, event
-from tests.plans import test_queue_plans as finished
-from tests.plans.places import STATISTICS, filled
-from tests.plans.test_queue_plans import NOW, STREAMS, assert_none_walks, claim, explained, in_place
-
-_SPOKEN = Statement("""INSERT INTO {p}partials (stream, run_id, turn_id, updated_at, said)
-    WITH RECURSIVE n(n) AS (SELECT CAST(0 AS bigint) UNION ALL SELECT n + 1 FROM n WHERE n + 1 < :rows)
-    SELECT 'load/' || n, 'r' || n, 't', 0, 'hm' FROM n""")
-
-
-@pytest.fixture(params=STATISTICS, ids="-".join, scope="module")
-def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """Much that is finished and much that was said, and a planner that was told that nothing is there, or the truth."""
-    with filled(request, tmp_path_factory, request.param, fill) as made:
-        yield made
-
-
-def fill(conn: Connection) -> None:
-    finished.fill(conn)
-    _SPOKEN(conn, rows=STREAMS // 2)
+from tests.plans.finished import STREAMS
+from tests.plans.test_queue_plans import NOW, assert_none_walks, claim, explained, in_place
 
 
 def life(conn: Connection) -> None:
