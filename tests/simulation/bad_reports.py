@@ -5,10 +5,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
+from postroad.model.events import REPORT_NAME, STOP_NAME
 from postroad.testing.simulation.errands import FINISHED
 from postroad.testing.simulation.history import History
 from postroad.testing.simulation.ledger import Answer, ReportCall
-from postroad.testing.simulation.ticking import is_cron
+from postroad.testing.simulation.ticking import RAN, Ran, is_cron, report_key
 from tests.simulation.picking import change, first
 
 
@@ -52,9 +55,40 @@ def answer_late(h: History) -> None:
     call.until += 60_000_000
 
 
+def store_what_was_refused(h: History) -> None:
+    """A report stands there of which every caller was refused."""
+    call = told(h)
+    for each in h.ledger.reports:
+        if (each.stream, each.key) == (call.stream, call.key):
+            each.answer, each.error, each.hopeless = Answer.REFUSED, "SourceRefused", True
+
+
+def answer_nothing_about_what_is_hopeless(h: History) -> None:
+    """A report stands there that had to be refused, and its callers got no answer."""
+    call = told(h)
+    for each in h.ledger.reports:
+        if (each.stream, each.key) == (call.stream, call.key):
+            each.answer, each.entry, each.hopeless = Answer.INFO, None, True
+
+
+def refuse_the_owner(h: History) -> None:
+    """A report was refused, and its source was there and its owner's."""
+    call = next(call for call in h.ledger.reports if call.owner is not None and call.answer is Answer.OK)
+    call.answer, call.error = Answer.REFUSED, "SourceRefused"
+
+
 def done(h: History) -> Any:
     """A delegation that was done."""
     return first(h.delegations, status="done")
+
+
+def stop_before_it_ends(h: History) -> None:
+    """A crew was stopped, and what it was to do ended otherwise after that."""
+    row = done(h)
+    h.options = msgspec.structs.replace(h.options, jumps=0)
+    stop = {"stream": row.child, "seq": 9_999, "entry_id": "stop", "kind": STOP_NAME, "recorded_at": row.ended_at - 1}
+    h.log.append(SimpleNamespace(**{**vars(word_of_it(h)), **stop}))
+    h.landed.append(SimpleNamespace(stream=row.child, seq=9_999, position=row.position + 1))
 
 
 def word_of_it(h: History) -> Any:
@@ -88,6 +122,21 @@ def pass_times_over(h: History) -> None:
     tick.data = tick.data.replace('"skipped":0', '"skipped":7')
 
 
+def forget_what_was_told(h: History) -> None:
+    """A run says that it has told a stream of its time, and there is no such report."""
+    said = first(h.log, kind=RAN.name)
+    ran = msgspec.json.decode(said.data, type=Ran)
+    key = report_key(said.stream, ran.at)
+    h.log[:] = [row for row in h.log if row.entry_id != key]
+    h.inbox[:] = [row for row in h.inbox if row.event_id != key]
+
+
+def tell_of_what_never_came(h: History) -> None:
+    """A stream was told of a time that the cron has not had."""
+    cron = next(row.stream for row in h.log if row.kind == RAN.name)
+    first(h.log, kind=REPORT_NAME).entry_id = report_key(cron, "2001-01-01T00:00:00+00:00")
+
+
 BAD_REPORTS: dict[str, Callable[[History], None]] = {
     "R1": take_it_with_others,
     "R2": name_another_parent,
@@ -107,4 +156,15 @@ BAD_REPORTS: dict[str, Callable[[History], None]] = {
     "C3": come_early,
     "C4": change(lambda h: next(row for row in h.timers if is_cron(row.stream)), status="fired"),
     "C5": pass_times_over,
+    "C6": forget_what_was_told,
 }
+# More ways to break some of them.
+MORE_BAD_REPORTS: list[tuple[str, Callable[[History], None]]] = [
+    ("L6", store_what_was_refused),
+    ("R4", store_what_was_refused),
+    ("L6", answer_nothing_about_what_is_hopeless),
+    ("R4", answer_nothing_about_what_is_hopeless),
+    ("R6", refuse_the_owner),
+    ("D3", stop_before_it_ends),
+    ("C6", tell_of_what_never_came),
+]

@@ -17,7 +17,7 @@ from postroad.testing.simulation.options import OPERATIONS
 from postroad.testing.simulation.seeds import play
 from postroad.testing.simulation.sink import Begun
 from tests.simulation.bad_gates import BAD_GATES
-from tests.simulation.bad_reports import BAD_REPORTS
+from tests.simulation.bad_reports import BAD_REPORTS, MORE_BAD_REPORTS
 from tests.simulation.bad_tools import BAD_TOOLS
 from tests.simulation.picking import change, first, sent, start_of
 
@@ -381,6 +381,16 @@ def test_a_bad_report_is_seen(told: History, ticked: History, code: str) -> None
     """The invariant of this name is what the changed history breaks, perhaps with others."""
     history = loosened(ticked if code.startswith("C") else told)
     BAD_REPORTS[code](history)
+    assert code in {wrong.partition(" ")[0] for wrong in violations(history)}
+
+
+@pytest.mark.parametrize(("code", "worsen"), MORE_BAD_REPORTS)
+def test_another_bad_report_is_seen(
+    told: History, ticked: History, code: str, worsen: Callable[[History], None]
+) -> None:  # fmt: skip
+    """The invariant of this name is what the changed history breaks, perhaps with others."""
+    history = loosened(ticked if code.startswith("C") else told)
+    worsen(history)
     assert code in {wrong.partition(" ")[0] for wrong in violations(history)}
 
 

@@ -11,6 +11,7 @@ QUICK = (
     "claims_briefly", "never_ends", "loses_outcomes", "loses_alerts", "strands", "forgets_the_run",
     "overrides_acks", "frees_keys", "counts_what_is_held", "counts_no_starts", "makes_new_keys", "forgets_what_began",
     "mixes_sorts", "wakes_everybody", "writes_nothing_down", "takes_any_source", "names_any_parent",
+    "takes_any_owner",
 )  # fmt: skip
 SEEDS = 12
 

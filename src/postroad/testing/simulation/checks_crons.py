@@ -9,10 +9,10 @@ import msgspec
 
 from postroad.model.clock import SECOND
 from postroad.model.crons import ON_TIME, TIMER, Fire, read
-from postroad.model.events import NOOP
+from postroad.model.events import NOOP, REPORT_NAME
 from postroad.model.ids import timer_event_id
 from postroad.testing.simulation.history import History, grouped
-from postroad.testing.simulation.ticking import PERIOD, is_cron, policies, policy_of
+from postroad.testing.simulation.ticking import PERIOD, RAN, Ran, is_cron, policies, policy_of, report_key
 
 
 class _Fired(NamedTuple):
@@ -88,6 +88,24 @@ def c5_missed_by_policy(h: History) -> Iterator[str]:
                 yield from _wrongly_treated(h, each)
 
 
+def c6_told(h: History) -> Iterator[str]:
+    """What a run says to have told a stream of is there, and nothing of a time that never came or was left out."""
+    if not h.options.crons:
+        return
+    for row in h.log:
+        if row.kind == RAN.name:
+            said = msgspec.json.decode(row.data, type=Ran)
+            if said.told and (said.told, report_key(row.stream, said.at)) not in h.known:
+                yield f"{row.stream} has told {said.told} of {said.at}, and no report says so"
+    fires = {report_key(each.stream, each.fire.scheduled_at): each for those in _fires(h).values() for each in those}
+    for (stream, key), row in h.known.items():
+        if row.kind == REPORT_NAME and is_cron(key):
+            fire = fires.get(key)
+            # By a clock that went back one that had begun may have been left out after that.
+            if fire is None or (fire.left_out and not h.options.jumps):
+                yield f"{stream} was told of {key}, which {'never came' if fire is None else 'was left out'}"
+
+
 def _wrong_next(h: History, one: _Fired, other: _Fired) -> Iterator[str]:
     said = f"{one.stream}: after {one.fire.scheduled_at} came {other.fire.scheduled_at}"
     left = (other.at - one.at) // PERIOD - 1
@@ -125,13 +143,15 @@ def _fires(h: History) -> dict[str, list[_Fired]]:
         return {}
     found: dict[str, list[_Fired]] = {}
     runs = {run.run_id: run for run in h.runs}
-    for stream, rows in grouped([row for row in h.log if is_cron(row.stream)], "stream").items():
+    waiting = grouped([row for row in h.inbox if is_cron(row.stream)], "stream")
+    for stream in dict.fromkeys([*filter(is_cron, h.logs), *waiting]):
+        rows = h.logs.get(stream, [])
         about = {row.entry_id: row.run_id for row in rows}
         noops = {msgspec.json.decode(row.data, type=_Named).event for row in rows if row.kind == NOOP}
         for row in rows:
             if row.kind == "postroad.failed":
                 about |= dict.fromkeys(msgspec.json.decode(row.data, type=_Named).events, row.run_id)
-        for row in [*rows, *(row for row in h.inbox if row.stream == stream)]:
+        for row in [*rows, *waiting.get(stream, [])]:
             id = getattr(row, "entry_id", None) or row.event_id
             fire = read(row.data) if id.startswith("evt:") else None
             if fire is not None:

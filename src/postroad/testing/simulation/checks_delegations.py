@@ -63,17 +63,19 @@ def d3_explained(h: History) -> Iterator[str]:
     waiting = {row.stream: row.position for row in h.inbox if row.kind == STOP_NAME}  # the last one, in their order
     for row in h.delegations:
         place, task = (row.stream, row.key), (row.child, task_id(row.stream, row.key))
-        seen = row.position < stops.get(row.child, 0)
+        seen = [at for position, at in stops.get(row.child, ()) if row.position < position]
         causes = {
             DelegationStatus.DONE: "done" in finished.get(place, ()),
             DelegationStatus.FAILED: "failed" in finished.get(place, ()) or task in over,
-            DelegationStatus.CANCELLED: seen or row.child in h.gone,
+            DelegationStatus.CANCELLED: bool(seen) or row.child in h.gone,
             DelegationStatus.TIMED_OUT: row.ended_at is not None and row.ended_at >= row.deadline_at,
         }
         if row.status != "open":
             asked = row.status == "cancelled" and row.position < waiting.get(row.child, 0)
             if not h.options.jumps and firsts.get(place, row.ended_at) < row.ended_at:
                 yield f"{row.key} of {row.stream} is {row.status}, and a crew had finished it before"
+            if not h.options.jumps and min(seen, default=row.ended_at) < row.ended_at:
+                yield f"{row.key} of {row.stream} is {row.status}, and a stop had withdrawn it before"
             if not causes[row.status] and not asked:
                 yield f"{row.key} of {row.stream} is {row.status} ({row.error}), of which there is no cause"
         elif why := [str(status) for status, cause in causes.items() if cause]:
@@ -137,13 +139,13 @@ def _over(h: History) -> set[_Place]:
     return {(row.stream, event) for row in rows for event in msgspec.json.decode(row.data, type=_Over).events}
 
 
-def _stops(h: History) -> dict[str, int]:
-    """Where the last stop stands that each stream has seen to."""
+def _stops(h: History) -> dict[str, list[tuple[int, int]]]:
+    """Where the stops stand that each stream has seen to, and when it did."""
     places = {(row.stream, row.seq): row.position for row in h.landed}
-    found: dict[str, int] = {}
+    found: dict[str, list[tuple[int, int]]] = {}
     for row in h.log:
         if row.kind == STOP_NAME:
-            found[row.stream] = max(found.get(row.stream, 0), places[row.stream, row.seq])
+            found.setdefault(row.stream, []).append((places[row.stream, row.seq], row.recorded_at))
     return found
 
 

@@ -10,7 +10,7 @@ from postroad.model.lifecycle import Reason
 from postroad.testing.simulation.checks_outbox import attempt_of, changes, starts, was_cut_short
 from postroad.testing.simulation.history import History
 from postroad.testing.simulation.outages import AFTER_SECONDS, Outage, named
-from postroad.testing.simulation.workload import MAIL, SMS, retry_of
+from postroad.testing.simulation.workload import KINDS, MAIL, SMS, retry_of
 
 OTHERS_SECONDS = 180  # in which all else comes to its end once it is calm, however long something is down
 BACK_SECONDS = 60  # what a probe may have to wait for besides its time and its predecessor's lease
@@ -33,10 +33,10 @@ def h3_closed_by_what_is_down(h: History) -> Iterator[str]:
 
 def h4_held_costs_nothing(h: History) -> Iterator[str]:
     """What could not be reached costs no attempt for as long as the attempts would have taken, and then it does."""
+    timeout = round(h.options.send_timeout * SECOND)
+    of_kinds = {kind.name: retry_of(kind.name, h.options).horizon(timeout) - timeout for kind in KINDS}
     for row in h.dispatches:
-        retry = retry_of(row.kind, h.options)
-        timeout = round(h.options.send_timeout * SECOND)
-        patience = retry.horizon(timeout) - timeout
+        patience = of_kinds[row.kind]
         first, began = None, (0, 0)
         for step in changes(h.stories.get(row.id, [])):
             if starts(step):

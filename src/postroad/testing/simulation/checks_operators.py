@@ -12,7 +12,7 @@ from postroad.store.transitions import RESOLVED, STALE
 from postroad.testing.simulation.checks_outbox import attempt_of, changes, starts, was_cut_short
 from postroad.testing.simulation.history import History, Rows, about, grouped
 from postroad.testing.simulation.ledger import Answer
-from postroad.testing.simulation.workload import retry_of
+from postroad.testing.simulation.workload import KINDS, retry_of
 
 SOURCE = "operator"
 PURGED_IN_FLIGHT = "purged in flight"
@@ -95,6 +95,7 @@ def p2_purged(h: History) -> Iterator[str]:
 def p3_retried(h: History) -> Iterator[str]:
     """Each retry begins an epoch, which has the attempts of its kind and no more; unforced, if it had not arrived."""
     forced = grouped([each for each in _audited(h) if each.done == "retry"], "id")
+    allowed = {kind.name: retry_of(kind.name, h.options).attempts for kind in KINDS}
     for row in h.dispatches:
         epochs = _epochs(h.stories.get(row.id, []))
         if row.epoch != len(epochs) - 1:
@@ -103,7 +104,7 @@ def p3_retried(h: History) -> Iterator[str]:
             strange = [step.reason_code for step in steps if _epoch(step) not in (None, number)]
             if strange:
                 yield f"{row.key}: {strange} in epoch {number} are of another"
-            yield from _wrong_attempts(h, row, steps)
+            yield from _wrong_attempts(row, steps, allowed[row.kind])
         audited = forced.get(row.id, [])
         for number in range(min(len(audited), len(epochs) - 1)):
             if not audited[number].force and _said_arrived(epochs[: number + 1]):
@@ -128,10 +129,10 @@ def _epoch(step: Any) -> int | None:
     return found
 
 
-def _wrong_attempts(h: History, row: Any, steps: Rows) -> Iterator[str]:
-    """What is wrong with the number of an epoch's attempts: one that was cut short is one more."""
+def _wrong_attempts(row: Any, steps: Rows, allowed: int) -> Iterator[str]:
+    """What is wrong with the number of an epoch's attempts: one that was cut short is one more than is allowed."""
     cut = sum(step.reason_code == Reason.RELEASED and was_cut_short(step) for step in steps)
-    most = retry_of(row.kind, h.options).attempts + cut
+    most = allowed + cut
     made = max((attempt_of(step)[1] for step in steps if starts(step)), default=0)
     out = any(step.reason_code in _OUT_OF_ATTEMPTS for step in steps)
     if made > most or (out and made != most):

@@ -53,7 +53,7 @@ def r3_accepted_lands(h: History) -> Iterator[str]:
 
 
 def r4_first_words_stand(h: History) -> Iterator[str]:
-    """A report says what one of its callers said: none that was refused, or began when another had been accepted."""
+    """A report says what one of its callers said: none that was or must be refused, or began when one was accepted."""
     calls = grouped(h.ledger.reports, "stream", "key")
     for place, row in h.known.items():
         if row.kind != REPORT_NAME or place not in calls:
@@ -63,7 +63,7 @@ def r4_first_words_stand(h: History) -> Iterator[str]:
         ends = [call.ended for call in calls[place] if call.answer is Answer.OK and call.ended is not None]
         first = min(ends, default=None)
         for call in calls[place]:
-            if call.answer is not Answer.REFUSED and _words(call) == words and (first is None or call.begun < first):
+            if _may_have_landed(call) and _words(call) == words and (first is None or call.begun < first):
                 break
         else:
             yield f"report {place} says {words}, which nobody said in time"
@@ -121,6 +121,10 @@ def r7_answered_in_time(h: History) -> Iterator[str]:
             late = (call.until - call.at) / SECOND - min(patience)
             if late > ANSWERED_WITHIN:
                 yield f"report {call.key} was answered {late:.1f} s after its caller wanted to be gone"
+
+
+def _may_have_landed(call: ReportCall) -> bool:
+    return call.answer is not Answer.REFUSED and not call.hopeless
 
 
 def _words(call: ReportCall) -> tuple[str, str | None]:

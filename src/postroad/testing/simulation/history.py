@@ -7,13 +7,14 @@ import msgspec
 from sqlalchemy import Connection, text
 
 from postroad.model.lifecycle import Reason
-from postroad.store import schema
+from postroad.store import moments, schema
 from postroad.store.statements import Statement
 from postroad.testing.simulation.deeds import Deed
 from postroad.testing.simulation.gate_walk import Walk, walked
 from postroad.testing.simulation.ledger import Ledger
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.outages import Outage
+from postroad.testing.simulation.owners import TABLE as OWNERS_TABLE
 from postroad.testing.simulation.sink import Arrival, Begun
 from postroad.testing.simulation.toolbox import Handled, Happened
 from postroad.testing.simulation.workload import ORDER, Order
@@ -35,6 +36,9 @@ _PARKED = text(
     "WHERE q.state = 'parked' AND s.deleted_at IS NULL ORDER BY q.stream"
 )
 _ARMED_CRONS = text("SELECT count(*) FROM postroad_timers WHERE status = 'armed' AND stream LIKE 'cron:%'")
+_UNRUNG = text(
+    "SELECT EXISTS (SELECT 1 FROM postroad_queues) OR EXISTS (SELECT 1 FROM postroad_alerts WHERE rung_at IS NULL)"
+)
 _TOMBSTONES = Statement("SELECT * FROM {p}tombstones ORDER BY scope, key")
 _AUDIT = Statement("SELECT * FROM {p}audit ORDER BY id")
 _OPERATIONS = Statement("SELECT * FROM {p}operations ORDER BY turn_id, ordinal")
@@ -47,6 +51,7 @@ _OUTBOX = [column.name for column in schema.outbox.columns]
 # how many delegations a stream had open after each new one, and every change of how one stands;
 # which runs of crons began beside others.
 INSTRUMENTS = (
+    *OWNERS_TABLE,
     "CREATE TABLE sim_written (name TEXT PRIMARY KEY)",
     "CREATE TABLE sim_landed (stream TEXT, seq INTEGER, position INTEGER)",
     "CREATE TRIGGER sim_landing AFTER INSERT ON postroad_log BEGIN "
@@ -218,14 +223,23 @@ def tables(conn: Connection) -> dict[str, Any]:
     return {name: list(select(conn)) for name, select in _SELECT.items()}
 
 
-def waiting_for_a_person(conn: Connection) -> dict[str, int]:
-    """The parked streams that are not deleted, and how many events wait in each."""
-    return dict(conn.execute(_PARKED).all())
+def left_over(conn: Connection) -> tuple[int, dict[str, int]]:
+    """How much waits that need not, and the parked streams that are not deleted, with how many events wait in each.
+
+    Crons have their timers armed for ever, and what is parked waits for a person.
+    """
+    parked: dict[str, int] = dict(conn.execute(_PARKED).all())
+    return moments.waiting(conn) - int(conn.execute(_ARMED_CRONS).scalar_one()) - sum(parked.values()), parked
 
 
-def armed_crons(conn: Connection) -> int:
-    """How many crons have their timers armed, as they have for ever."""
-    return int(conn.execute(_ARMED_CRONS).scalar_one())
+def unrung(conn: Connection) -> bool:
+    """Whether an alert has not rung, or a stream is in somebody's hands."""
+    return bool(conn.execute(_UNRUNG).scalar_one())
+
+
+def everything(conn: Connection) -> dict[str, Any]:
+    """All rows of the product's tables, and all that the simulation keeps."""
+    return tables(conn) | instruments(conn) | operated(conn)
 
 
 def operated(conn: Connection) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Ledger:
 
     def reported(self) -> list[ReportCall]:
         """The reports that may have had an effect."""
-        return [call for call in self.reports if call.answer is not Answer.REFUSED]
+        return [call for call in self.reports if call.answer is not Answer.REFUSED and not call.hopeless]
 
     def _next(self) -> int:
         self._order += 1

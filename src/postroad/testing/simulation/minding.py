@@ -7,6 +7,7 @@ from postroad.engine.streams import Streams
 from postroad.model.streams import StreamState
 from postroad.store.resolving import HOW
 from postroad.testing.simulation.deeds import Deed
+from postroad.testing.simulation.errands import CREW
 from postroad.testing.simulation.operating import ACTOR
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.process import Process
@@ -15,6 +16,7 @@ from postroad.testing.simulation.workload import DESK
 STOP, DELETE, RESOLVE = "stream.stop", "stream.delete", "stream.resolve."
 RESOLVED = 0.1  # how often after a block an operator resolves what is parked
 BY_HAND = 0.3  # how often it is an operator, and not a program, who stops or deletes
+RECALLED = 4  # times as often as a conversation the work is stopped that a crew has begun: there is little of it
 DURING_SECONDS = 4  # within which somebody stops or deletes whose turn has begun
 LISTED = 20
 STATES: tuple[StreamState, ...] = ("running", "running", "running", "backing_off", "backing_off", "waiting", "parked")
@@ -45,7 +47,8 @@ class Minder:
     def during(self, options: Options, stream: str) -> Iterator[tuple[float, Deed]]:
         """What to do to a conversation whose turn begins now, and after how many seconds."""
         for verb, often in (("stop", options.stops), ("delete", options.deletions)):
-            if stream.startswith(self._kinds) and self._rng.random() < often:
+            times = RECALLED if verb == "stop" and stream.startswith(CREW) else 1
+            if stream.startswith(self._kinds) and self._rng.random() < often * times:
                 yield self._rng.random() * DURING_SECONDS, Deed(who="user", verb=verb, subject=stream)
 
     def resolution(self, stream: str) -> Deed:

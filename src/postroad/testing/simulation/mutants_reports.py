@@ -5,8 +5,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from postroad.engine import endings, run, worker
 from postroad.engine import reports as engine_reports
+from postroad.engine.reports import Reporting
+from postroad.model.errors import SourceRefused
 from postroad.model.events import REPORT_NAME
 from postroad.model.reports import landed
 from postroad.store import queues, reports, stopping, watching
@@ -90,6 +94,39 @@ def _child(event: Any, newest: str | None) -> str:
 def takes_any_source() -> AbstractContextManager[object]:
     """A report is accepted wherever it says that it comes from."""
     return patch.object(reports, "_check_sources", lambda conn, batch, owner_of: None)
+
+
+@planted("whose a source is, nobody asks")
+def takes_any_owner() -> AbstractContextManager[object]:
+    """A source counts if it is there, whosever it is."""
+    real = reports._check_sources
+
+    def check(conn: Any, batch: Any, owner_of: Any) -> None:
+        real(conn, [replace(one, owner=None) for one in batch], owner_of)
+
+    return patch.object(reports, "_check_sources", check)
+
+
+@planted("the app is not asked whose a source is")
+def asks_no_app() -> AbstractContextManager[object]:
+    """A stream belongs to whom its name says, whatever the app knows of it."""
+    real = reports._check_sources
+    return patch.object(reports, "_check_sources", lambda conn, batch, owner_of: real(conn, batch, None))
+
+
+@planted("what is refused is stored")
+def stores_what_it_refuses() -> AbstractContextManager[object]:
+    """A report is written down, and its caller hears that its source is refused."""
+    real = Reporting._accept
+
+    async def accepts(self: Any, report: Any) -> Any:
+        try:
+            return await real(self, report)
+        except SourceRefused:
+            await real(self, replace(report, source=None))
+            raise
+
+    return patch.object(Reporting, "_accept", accepts)
 
 
 @planted("nobody is told that a report has landed")

@@ -11,7 +11,7 @@ TROUBLES = (
     "kills", "shutdowns", "pauses", "jumps", "crash_statement", "crash_failpoint", "crash_send", "lost_commit",
     "latency", "gathers", "send_trouble", "turn_trouble", "repeats", "think", "lanes", "acks", "regrets", "operators",
     "gates", "rates", "tools", "stops", "deletions", "reports",
-    "delegations", "crons",
+    "delegations", "crons", "owners",
 )  # fmt: skip
 
 
@@ -26,7 +26,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     many as there are. `tools`: the share of orders in conversations that call tools; 0: there are no conversations.
     `stops` and `deletions`: how often after a block a person stops, and deletes, a conversation. `reports`: how often
     after a block somebody begins to report something, until it has landed or he is tired of it.
-    `delegations`: the share of orders that delegate something to crews. `crons`: how many there are.
+    `delegations`: the share of orders that delegate something to crews. `crons`: how many there are. `owners`: the app
+    says itself whose a stream is.
 
     Each fault is on in about half of the seeds (Groce and others, "Swarm Testing", ISSTA 2012): faults that
     are always on hide what only happens without them.
@@ -75,6 +76,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     reports: float
     delegations: float
     crons: int
+    owners: bool
 
 
 def draw(seed: int, *, operations: int = OPERATIONS, without: Iterable[str] = ()) -> Options:
@@ -131,4 +133,5 @@ def _drawn(seed: int, operations: int) -> Options:
         reports=sometimes(rng.choice((0.08, 0.25))),
         delegations=sometimes(rng.choice((0.02, 0.06))),
         crons=int(sometimes(rng.choice((0, 0, 1, 2)))),
+        owners=rng.random() < 0.5,
     )

@@ -5,6 +5,7 @@ Each of them acts through whatever process lives, and dies with it; what got no 
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from contextvars import Context
 from functools import partial
 from random import Random
@@ -16,7 +17,7 @@ from postroad.testing.simulation.clients import Clients
 from postroad.testing.simulation.consumer import Consumer, ack, deed_of
 from postroad.testing.simulation.deeds import Act, Deed, carry_out
 from postroad.testing.simulation.gatekeeper import Gatekeeper
-from postroad.testing.simulation.ledger import Answer, Ledger
+from postroad.testing.simulation.ledger import Answer, Ledger, ReportCall
 from postroad.testing.simulation.minding import DELETE, Minder
 from postroad.testing.simulation.operating import Operator
 from postroad.testing.simulation.options import Options
@@ -105,6 +106,10 @@ class People:
         """The streams that somebody was told to have deleted, by name."""
         told = (deed for deed in self.deeds if deed.verb in (DELETE, "delete") and deed.answer is Answer.OK)
         return sorted({deed.subject for deed in told if deed.subject})
+
+    def telling(self, call: ReportCall) -> AbstractContextManager[None]:
+        """A turn reports something within this."""
+        return self._reporters.telling(call, "a turn")
 
     def begun(self, stream: str) -> None:
         """A turn of a stream has begun: somebody may stop or delete it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -14,9 +15,10 @@ from postroad.model.clock import SECOND, FakeClock
 from postroad.model.dispatches import Alert, Dispatch
 from postroad.model.entropy import SeededEntropy
 from postroad.store.database import Database
+from postroad.testing.simulation.ledger import ReportCall
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.outages import Outages
-from postroad.testing.simulation.stepped import SteppedCalls, SteppedDatabase, SteppedHub, SteppedKeeper
+from postroad.testing.simulation.stepped import Shelf, SteppedCalls, SteppedDatabase, SteppedHub, SteppedKeeper
 from postroad.testing.simulation.toolbox import Handled, Who
 from postroad.testing.simulation.toolbox import World as Tools
 from postroad.testing.simulation.workload import SECRET, Message, Outside, declare
@@ -35,6 +37,7 @@ class World(Protocol):
     clock: FakeClock
     url: str
     outages: Outages
+    shelf: Shelf
 
     def note(self, what: str) -> None:
         """Write a line of the run's log."""
@@ -68,6 +71,9 @@ class World(Protocol):
 
     def happened(self, process: "Process", who: Who, tool: str, name: str, key: str) -> int:
         """A tool does its work: may raise Crash before and after."""
+
+    def telling(self, call: ReportCall) -> AbstractContextManager[None]:
+        """A turn reports something within this."""
 
     def rang(self, alert: Alert) -> None:
         """An alert has rung."""
@@ -117,7 +123,8 @@ class Process:
         self.post = Postroad(world.url, secret_key=SECRET)
         outside = Outside(
             reach=self._reach, arrive=self._arrive, tried=world.tried, ring=world.rang, alive=lambda: not self.dead,
-            handled=world.handled, tools=Tools(world.asked, self._happen) if world.options.tools else None,
+            handled=world.handled, telling=world.telling,
+            tools=Tools(world.asked, self._happen) if world.options.tools else None,
         )  # fmt: skip
         declare(self.post, world.options, outside, faxes=faxes)
         self.post._opened = self.database
@@ -149,6 +156,10 @@ class Process:
         """A statement is about to run: may raise Crash."""
         self.check_alive()
         self.world.at_statement(self, sql)
+
+    def shelf(self) -> Shelf:
+        """Where connections lie that dead processes have left."""
+        return self.world.shelf
 
     def die(self, where: str) -> None:
         """Die here: nothing that this process does has any effect from now on."""

@@ -2,18 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from random import Random
 
 import msgspec
 
-from postroad.model import ids
 from postroad.model.clock import Clock
 from postroad.model.errors import CommitUnknown, KeyConflict, Refused, SourceRefused, StreamDeleted
 from postroad.testing.simulation.errands import CREW
 from postroad.testing.simulation.ledger import Answer, Ledger, ReportCall
 from postroad.testing.simulation.options import Options
+from postroad.testing.simulation.owners import NEVER, others, owner
 from postroad.testing.simulation.process import Crash, Process
-from postroad.testing.simulation.workload import AUDIT, LOAD, stream_types
+from postroad.testing.simulation.workload import AUDIT, stream_types
 
 TRIES_MAX = 3
 TRIED_WITHIN = 8.0  # seconds
@@ -24,8 +25,6 @@ STRICT = 0.2
 WITH_A_SOURCE = 0.5
 TAKEN = 0.05  # how often a key is chosen that a message has
 RECENT = 50
-NEVER = f"{LOAD}/never"
-NOBODY = "nobody"
 
 
 class Reporters:
@@ -59,18 +58,18 @@ class Reporters:
             if other.verb == "publish":
                 stream, key = other.stream, other.key
         for number in range(1 + self._rng.randrange(TRIES_MAX)):
-            yield self._rng.random() * TRIED_WITHIN, self._call(stream, key, number)
+            yield self._rng.random() * TRIED_WITHIN, self._call(stream, key, number, options)
 
-    def _call(self, stream: str, key: str, number: int) -> ReportCall:
+    def _call(self, stream: str, key: str, number: int, options: Options) -> ReportCall:
         words = f"{key} said {number if self._rng.random() < 0.5 else 0}"
-        source, owner, hopeless = self._source()
+        source, whose, hopeless = self._source(options)
         return ReportCall(
-            stream=stream, key=key, data=msgspec.json.encode(words).decode(), source=source, owner=owner,
+            stream=stream, key=key, data=msgspec.json.encode(words).decode(), source=source, owner=whose,
             hopeless=hopeless, strict=self._rng.random() < STRICT, wait=self._rng.choice(WAITS),
             patience=self._rng.random() * GIVEN_UP_WITHIN if self._rng.random() < GIVEN_UP else None,
         )  # fmt: skip
 
-    def _source(self) -> tuple[str | None, str | None, bool]:
+    def _source(self, options: Options) -> tuple[str | None, str | None, bool]:
         """Where it comes from, whose that is said to be, and whether it must be refused for that."""
         accepted = (call for call in self._ledger.calls[-RECENT:] if call.answer is Answer.OK)
         known = [call.stream for call in accepted if call.verb == "publish"]
@@ -79,9 +78,9 @@ class Reporters:
         stream, gone = self._rng.choice(known), self._gone()
         match self._rng.choice(("there", "there", "owned", "owned", "foreign", "missing", "gone")):
             case "owned":
-                return stream, ids.subject(stream).partition("/")[0], False
+                return stream, owner(options, stream), False
             case "foreign":
-                return stream, NOBODY, True
+                return stream, self._rng.choice(others(options, stream)), True
             case "missing":
                 return NEVER, None, True
             case "gone" if gone:
@@ -91,22 +90,33 @@ class Reporters:
 
     async def make(self, call: ReportCall, process: Process) -> None:
         """Report, wait a little, and write what the caller was told."""
-        self._ledger.begin_report(call, at=self._clock.monotonic())
-        self._note(f"report {call.key} to {call.stream} via {process.name}: {call.data}, waits {call.wait}")
-        try:
+        over = Crash, asyncio.CancelledError, CommitUnknown, TimeoutError, Refused
+        with suppress(*over), self.telling(call, process.name):
             await self._tell(call, process)
+
+    @contextmanager
+    def telling(self, call: ReportCall, who: str) -> Iterator[None]:
+        """Write that a call begins that reports, and how it ended, of which the caller hears as well."""
+        self._ledger.begin_report(call, at=self._clock.monotonic())
+        self._note(f"report {call.key} to {call.stream} via {who}: {call.data}, waits {call.wait}")
+        try:
+            yield
         except (Crash, asyncio.CancelledError) as error:
             call.lost = True
             self._note(f"report {call.key}: no answer, {type(error).__name__}")
-            return
+            raise
         except (CommitUnknown, TimeoutError) as error:
-            answer, said = Answer.INFO, type(error).__name__
+            self._end(call, Answer.INFO, type(error).__name__)
+            raise
         except (KeyConflict, SourceRefused, StreamDeleted) as error:
-            answer, said = Answer.REFUSED, type(error).__name__
+            self._end(call, Answer.REFUSED, type(error).__name__)
+            raise
         except Refused as error:
-            answer, said = Answer.REFUSED, f"unexpected {type(error).__name__}: {error}"
-        else:
-            answer, said = Answer.OK, ""
+            self._end(call, Answer.REFUSED, f"unexpected {type(error).__name__}: {error}")
+            raise
+        self._end(call, Answer.OK)
+
+    def _end(self, call: ReportCall, answer: Answer, said: str = "") -> None:
         self._ledger.end(call, answer, said)
         call.until = self._clock.monotonic()
         self._note(f"report {call.key}: {answer} {said} {call.entry or ''}")

@@ -29,6 +29,8 @@ CRONS = {
     "a cron's run is lost with its process": "cron interrupted",
     "a cron's time is left out": "cron left out",
     "a cron makes up for what was missed": "cron caught up",
+    "a cron's run reports": "cron told",
+    "a cron's run reports once more": "cron told again",
 }
 
 
@@ -58,6 +60,9 @@ def ticked(h: History) -> Counter[str]:
     counts["cron ran"] = sum(row.kind == RAN.name for row in h.log)
     counts["cron dead"] = sum(is_cron(row.stream) and row.reason is not None for row in h.inbox)
     counts["cron interrupted"] = sum(is_cron(run.stream) and run.end_reason == RunEnd.INTERRUPTED for run in h.runs)
+    told = Counter((call.stream, call.key) for call in h.ledger.reports if is_cron(call.key))
+    counts["cron told"] = len(told)
+    counts["cron told again"] = sum(times > 1 for times in told.values())
     for row in h.log:
         if is_cron(row.stream):
             counts["cron left out"] += row.kind == NOOP

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import event
@@ -16,7 +17,7 @@ from postroad.engine.telemetry import Telemetry
 from postroad.engine.wakeups import Wakeups
 from postroad.engine.watching import Hub
 from postroad.model.clock import SECOND, Clock
-from postroad.store.database import Database, Lock
+from postroad.store.database import Asked, Database, Lock
 from postroad.store.executor import Inline, Lane, outcome
 from postroad.store.groups import Item, Member, Verb
 
@@ -34,6 +35,9 @@ class Place(Protocol):
 
     def at_statement(self, sql: str) -> None:
         """A statement is about to run: may raise Crash."""
+
+    def shelf(self) -> "Shelf":
+        """Where connections lie that dead processes have left."""
 
     def pause(self) -> float:
         """For how long the process is stopped (SIGSTOP)."""
@@ -77,6 +81,16 @@ class SteppedDatabase(Database):
         event.listen(self.engine, "checkin", _let_go)
         event.listen(self.engine, "close", _let_go)
 
+    def transact(
+        self, fn: Callable[..., R], *args: Any, lock: Lock | None = None, urgent: bool = False, **kwargs: Any
+    ) -> R:  # with no executor in between: this is the thread
+        self._refuse_nesting()
+        return self._run(Asked(fn, args, kwargs, lock, urgent=urgent))
+
+    def read(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        self._refuse_nesting()
+        return self._read(fn, args, kwargs)
+
     async def atransact(
         self, fn: Callable[..., R], *args: Any, lock: Lock | None = None, urgent: bool = False, **kwargs: Any
     ) -> R:
@@ -113,22 +127,76 @@ class SteppedDatabase(Database):
         _later(self._place, heard, lambda: _tell(answer, told, Inline().submit(call)))
         return await outcome(answer)
 
-    def _before_connect(self, _dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> None:
+    def _before_connect(self, _dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> Any:
         parameters["factory"] = _Connection
+        return self._place.shelf().take()
 
     def _connected(self, connection: Any, _record: object) -> None:
         # Processes die here, the machine does not: what was written stays written.
         connection.execute("PRAGMA synchronous = OFF")
         # In one thread nobody would ever let go of a lock that somebody waits for.
         connection.execute("PRAGMA busy_timeout = 0")
+        # Whoever had it before may have died while it read.
+        connection.execute("PRAGMA query_only = OFF")
         connection.create_function("sim_now", 0, self.clock.wall)
         connection.place = self._place
+
+
+class Shelf:
+    """The connections of one run that nobody has now. To open one, and to compile all statements, takes its time."""
+
+    def __init__(self) -> None:
+        self._free: list[_Connection] = []
+        self._over = False
+
+    def take(self) -> "_Connection | None":
+        """One of them, as if it was new."""
+        return self._free.pop() if self._free else None
+
+    def put(self, connection: "_Connection") -> bool:
+        """Lay one aside, unless the run is over; whether that is done."""
+        if not self._over:
+            self._free.append(connection)
+        return not self._over
+
+    def close(self) -> None:
+        """The run is over: close them all."""
+        self._over = True
+        while self._free:
+            self._free.pop().close()
+
+
+class Looker:
+    """Sees whether anything was written to a file since it looked last."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path)
+        self._version: int | None = None
+
+    def changed(self) -> bool:
+        """Whether it was; the first time that it looks it was."""
+        before, (self._version,) = self._version, self._connection.execute("PRAGMA data_version").fetchone()
+        return self._version != before
+
+    def forget(self) -> None:
+        """Take it for changed the next time."""
+        self._version = None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._connection.close()
 
 
 class _Connection(sqlite3.Connection):
     """Its statements are where its process may die, once it is open."""
 
     place: Place | None = None
+
+    def close(self) -> None:
+        place, self.place = self.place, None
+        self.rollback()
+        if place is None or not place.shelf().put(self):
+            super().close()
 
     def cursor(self, factory: Any = None) -> Any:
         return super().cursor(_Cursor if self.place else sqlite3.Cursor)

@@ -7,7 +7,7 @@ the same. Nothing here draws randomness.
 import asyncio
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,10 @@ from postroad.model.folds import Fold
 from postroad.model.kinds import Kind
 from postroad.model.retry import Retry
 from postroad.testing.simulation.errands import CREW, DEPTH, FAN_OUT, Errand, carry_out, delegate
+from postroad.testing.simulation.ledger import ReportCall
 from postroad.testing.simulation.options import Options
-from postroad.testing.simulation.ticking import declare_crons
+from postroad.testing.simulation.owners import owner_of
+from postroad.testing.simulation.ticking import Crons
 from postroad.testing.simulation.toolbox import Call, Handled, World, call_tools, declare_tools, who_of
 
 LOAD, ROOM, AUDIT = "load", "room", "audit"
@@ -106,7 +108,8 @@ _WRITE = text("INSERT INTO sim_written (name) VALUES (:name)")
 class Outside(msgspec.Struct, frozen=True):
     """What a simulated program reaches of the world. `reach` raises what a sender raises that cannot connect.
 
-    `handled` hears of each call of a handler; without `tools` the program has none.
+    `handled` hears of each call of a handler; what a turn reports, it reports within `telling`; without `tools` the
+    program has none.
     """
 
     reach: Callable[[Dispatch[Message]], None]
@@ -115,6 +118,7 @@ class Outside(msgspec.Struct, frozen=True):
     ring: Callable[[Alert], None]
     alive: Callable[[], bool]
     handled: Callable[[Handled], None] = lambda handled: None
+    telling: Callable[[ReportCall], AbstractContextManager[object]] = nullcontext
     tools: World | None = None
 
 
@@ -136,7 +140,10 @@ def declare(handlers: Handlers, options: Options, outside: Outside, *, faxes: bo
         handlers.sender(kind, concurrency=options.concurrency, **about)(partial(_send, outside=outside))
     work = partial(carry_out, handled=outside.handled, tried=outside.tried)
     _declare_turns(handlers, options, partial(_decide, outside=outside), work)
-    declare_crons(handlers, options, handled=outside.handled, tried=outside.tried)
+    crons = Crons(options, _told_by_crons(options), outside.handled, outside.tried, outside.telling)
+    crons.declare(handlers)
+    if options.owners:
+        handlers.stream_owner(owner_of)
     if outside.tools is not None:
         declare_tools(handlers, outside.tools)
     handlers.alert_sink(outside.ring)
@@ -179,6 +186,10 @@ def stream_types(options: Options) -> tuple[str, ...]:
     conversations = [CHAT, DESK] if options.tools else []
     crews = [CREW] if options.delegations else []
     return (LOAD, *([ROOM] if options.rooms else []), *([AUDIT] if options.audits else []), *conversations, *crews)
+
+
+def _told_by_crons(options: Options) -> list[str]:
+    return [f"{kind}/{n}" for kind in stream_types(options) if kind != CREW for n in range(options.streams)]
 
 
 def minded(options: Options) -> tuple[str, ...]:

@@ -3,30 +3,30 @@
 import asyncio
 import contextvars
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.dispatches import Dispatch
-from postroad.store import moments
 from postroad.store.database import Database
 from postroad.store.executor import Inline
 from postroad.testing.simulation.checkers import InvariantBroken, verify
 from postroad.testing.simulation.clients import Clients
 from postroad.testing.simulation.history import (
     History,
-    armed_crons,
-    instruments,
-    operated,
+    everything,
+    left_over,
     tables,
-    waiting_for_a_person,
+    unrung,
 )
-from postroad.testing.simulation.ledger import Ledger
+from postroad.testing.simulation.ledger import Ledger, ReportCall
 from postroad.testing.simulation.options import OPERATIONS, Options
 from postroad.testing.simulation.people import People
 from postroad.testing.simulation.process import CURRENT, Crash, Process
 from postroad.testing.simulation.sink import ENDED
 from postroad.testing.simulation.sometimes import reached
+from postroad.testing.simulation.stepped import Looker
 from postroad.testing.simulation.surroundings import Surroundings
 from postroad.testing.simulation.workload import Message
 
@@ -52,6 +52,8 @@ class Run(Surroundings):
         self._people = People(self, self._clients)
         self._lives = 0
         self._over = False
+        self._looker = Looker(path)
+        self._rests = False  # whether nothing waited when it was looked last
         self.seen: History | None = None
         self._observer = Database(self.url, clock=clock, executor=Inline())
 
@@ -74,6 +76,8 @@ class Run(Surroundings):
             for process in list(self._processes):
                 await self._end(process)
             self._observer.close()
+            self._looker.close()
+            self.shelf.close()
 
     @staticmethod
     async def _watched(undertaker: asyncio.Future[None], phase: Any) -> None:
@@ -174,6 +178,10 @@ class Run(Surroundings):
         """A turn of a stream has begun: people act upon it."""
         self._people.begun(stream)
 
+    def telling(self, call: ReportCall) -> AbstractContextManager[None]:
+        """A turn reports something within this."""
+        return self._people.telling(call)
+
     def inside(self, process: Process, work: Coroutine[Any, Any, None]) -> None:
         """Run something as part of a process: it dies with it."""
         context = contextvars.copy_context()
@@ -224,15 +232,18 @@ class Run(Surroundings):
         """Nothing waits, nobody sends, every alert has rung, and the one process lives."""
         if [process.name for process in self._processes] != [SURVIVOR]:
             return False
-        parked = self._observer.read(waiting_for_a_person)
-        armed = self._observer.read(armed_crons)
-        if self._observer.read(moments.waiting) > sum(parked.values()) + armed:
+        if not self._looker.changed():
+            return self._rests
+        self._rests = False
+        waits, parked = self._observer.read(left_over)
+        if waits > 0:
             return False
         if parked:  # all else is done, and these wait for nobody but an operator
             self._people.relieve(sorted(parked))
+            self._looker.forget()  # it may be in vain, and has to be done again
             return False
-        found = self._observer.read(tables)
-        return not found["queues"] and all(row.rung_at is not None for row in found["alerts"])
+        self._rests = not self._observer.read(unrung)
+        return self._rests
 
     def _left(self) -> str:
         found = self._observer.read(tables)
@@ -266,8 +277,7 @@ class Run(Surroundings):
             rung=list(self.sink.rung), tried=list(self.sink.tried), sends=list(self.sink.sends), before=self.seen,
             handled=list(self.sink.handled), happened=list(self.sink.happened),
             deeds=self._people.deeds, outages=self.outages.log, turned_away=self.outages.turned_away,
-            calm=self.faults.calm, end=end, **self._observer.read(tables), **self._observer.read(instruments),
-            **self._observer.read(operated),
+            calm=self.faults.calm, end=end, **self._observer.read(everything),
         )  # fmt: skip
         self.counts["checks"] += 1
         verify(history)
