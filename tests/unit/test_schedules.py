@@ -2,6 +2,7 @@
 
 import random
 from bisect import bisect_right
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise, takewhile
 from typing import Any
@@ -63,8 +64,43 @@ def test_each_local_date_has_its_fire(spec: str, tz: str, since: str, until: str
     assert fires(spec, tz, since, until) == expected
 
 
+# Each with another way to write the same times: what is due at certain hours, then what is due in every hour.
+SPELLINGS = [
+    ("*/20 2 * * *", "0,20,40 2 * * *"),
+    ("* 2 * * *", "0-59 2 * * *"),
+    ("*/30,5 1-3 * * *", "0,5,30 1,2,3 * * *"),
+    ("0 */2 * * *", "0 0-23/2 * * *"),
+    ("30 */2 * * *", "30 0,2,4,6,8,10,12,14,16,18,20,22 * * *"),
+    ("0 2-23,*/12 * * *", "0 0,2-23 * * *"),
+    ("0 * * * *", "0 0-23 * * *"),
+    ("15 */1 * * *", "15 0-11,12-23 * * *"),
+    ("*/10 0-23 * * *", "0,10,20,30,40,50 * * * *"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "other"), SPELLINGS)
+@pytest.mark.parametrize("tz", [BERLIN, NEW_YORK, LORD_HOWE])
+def test_however_it_is_written(spec: str, other: str, tz: str) -> None:
+    """Two expressions that mean the same times are due at the same times, on the days on which clocks change too."""
+    found = fires(spec, tz, "2026-01-01T00:00", "2026-12-31T00:00")
+    assert found == fires(other, tz, "2026-01-01T00:00", "2026-12-31T00:00")
+
+
+@pytest.mark.parametrize("tz", [BERLIN, NEW_YORK])
+def test_a_certain_hour_is_due_on_every_date(tz: str) -> None:
+    """Twenty minutes apart in one hour: thrice a date, but once where that hour is left out."""
+    found = [datetime.fromisoformat(each) for each in fires("*/20 2 * * *", tz, "2026-01-01T00:00", "2026-12-31T23:59")]
+    daily = Counter(each.date() for each in found)
+    assert len(daily) == 365
+    (spring,) = (day for day, times in daily.items() if times != 3)
+    assert [each.hour for each in found if each.date() == spring] == [3]
+
+
 @pytest.mark.parametrize("tz", [BERLIN, NEW_YORK, LORD_HOWE, "America/Havana", "UTC"])
-@pytest.mark.parametrize("spec", ["30 1 * * *", "30 2 * * *", "0 0 * * *", "15 2 * * 0", "0 * * * *", "*/20 * * * *"])
+@pytest.mark.parametrize(
+    "spec",
+    ["30 1 * * *", "30 2 * * *", "0 0 * * *", "15 2 * * 0", "0 * * * *", "*/20 * * * *", "*/20 2 * * *", "5 */2 * * *"],
+)
 def test_where_one_looks_from_makes_no_difference(spec: str, tz: str) -> None:
     """From any moment of a year the next fire is the first later one of the whole list; none is skipped or repeated."""
     schedule, seed = Schedule(spec, tz), random.randrange(2**32)

@@ -1,4 +1,4 @@
-"""Cron expressions in a time zone, as Debian's cron reads them: an adapter of the library that does."""
+"""Cron expressions in a time zone: an adapter of the library that reads them as Debian's cron does."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
@@ -26,6 +26,7 @@ class Schedule:
     def __init__(self, spec: str, tz: str) -> None:
         self.spec = text(spec, "spec", bytes_max=NAME_BYTES_MAX)
         self.zone = _zone(tz)
+        self._read = _as_read(self.spec)
         try:
             first = next(self._fires(_LONG_AGO), None)
         except Exception as error:  # the library's own, and whatever else odd characters bring about
@@ -63,7 +64,27 @@ class Schedule:
     def _fires(self, since: datetime, *, reverse: bool = False) -> Iterator[datetime]:
         from cronsim import CronSim
 
-        return CronSim(self.spec, since, reverse)
+        return CronSim(self._read, since, reverse)
+
+
+def _as_read(spec: str) -> str:
+    """The expression so that the library takes it as we do: it goes by a star in front of the minutes or hours.
+
+    `*/20 2` and `0,20,40 2` are the same times and due at a certain hour; `0 0-23` is due in every hour, like `0 *`.
+    """
+    from cronsim.cronsim import RANGES, CronSimError, Field
+
+    fields = spec.split()
+    if len(fields) != 5:
+        return spec
+    minutes, hours, *days = fields
+    try:
+        every_hour = Field.HOUR.parse(hours) == set(RANGES[Field.HOUR])
+    except (CronSimError, ValueError):
+        return spec  # refused as a whole
+    if every_hour:
+        return " ".join([minutes, "*", *days])
+    return " ".join([minutes.replace("*", "0-59"), hours.replace("*", "0-23"), *days])
 
 
 def _next(found: Iterator[datetime]) -> datetime | None:
