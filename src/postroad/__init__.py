@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from postroad.engine.app import Postroad
     from postroad.engine.declarations import OUTCOME, REPORT, TASK, TIMER_FIRED, Transport
+    from postroad.engine.delegations import Delegations
     from postroad.engine.dispatches import Dispatches
     from postroad.engine.handlers import Handlers
     from postroad.engine.running import Drained, Loops
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from postroad.engine.tools import Tool
     from postroad.engine.transaction import Opening, Transaction
     from postroad.engine.turn import Turn
-    from postroad.model.delegations import Delegated, Delegation, Task
+    from postroad.model.delegations import Cancellation, Delegated, Delegation, Task
     from postroad.model.dispatches import (
         Accepted,
         Alert,
@@ -71,6 +72,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "engine.app": ("Postroad",),
     "engine.declarations": ("OUTCOME", "REPORT", "TASK", "TIMER_FIRED", "Transport"),
+    "engine.delegations": ("Delegations",),
     "engine.dispatches": ("Dispatches",),
     "engine.handlers": ("Handlers",),
     "engine.running": ("Drained", "Loops"),
@@ -78,7 +80,7 @@ _HOMES = {
     "engine.streams": ("Streams",),
     "engine.tools": ("Tool",),
     "engine.turn": ("Turn",),
-    "model.delegations": ("Delegated", "Delegation", "Task"),
+    "model.delegations": ("Cancellation", "Delegated", "Delegation", "Task"),
     "model.dispatches": (
         "Accepted", "Alert", "Changed", "Dispatch", "DispatchFilter", "DispatchRow", "Receipt", "Withdrawn",
     ),
@@ -103,14 +105,14 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "OUTCOME", "REPORT", "TASK", "TIMER_FIRED", "Accepted", "AckNotRequested", "AckRefused", "Alert", "Argv",
-    "BadAckToken", "Changed", "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy", "DatabaseReplaced",
-    "Delegated", "Delegation", "Dispatch", "DispatchFilter", "DispatchNotFound", "DispatchRow", "Dispatches",
-    "Drained", "Entry", "Event", "EventRow", "Fold", "GiveUp", "Handlers", "InvalidInput", "KeyConflict", "Kind",
-    "Loops", "NestedTransaction", "NotInTransaction", "Opening", "Operation", "Outcome", "OutcomeUnknown",
-    "Partial", "Postroad", "PostroadError", "Receipt", "Refused", "Report", "Retry", "RetryLater", "SchemaMismatch",
-    "SourceRefused", "Span", "StaleClaim", "StreamDeleted", "StreamRow", "Streams", "Task", "TimerConflict", "Tool",
-    "Transaction", "TransactionAborted", "Transport", "Turn", "TurnStopped", "UnknownKind", "Unreachable",
-    "WaitingEvent", "Webhook", "Withdrawn",
+    "BadAckToken", "Cancellation", "Changed", "CommitUnknown", "ConcurrencyConflict", "DatabaseBusy",
+    "DatabaseReplaced", "Delegated", "Delegation", "Delegations", "Dispatch", "DispatchFilter", "DispatchNotFound",
+    "DispatchRow", "Dispatches", "Drained", "Entry", "Event", "EventRow", "Fold", "GiveUp", "Handlers", "InvalidInput",
+    "KeyConflict", "Kind", "Loops", "NestedTransaction", "NotInTransaction", "Opening", "Operation", "Outcome",
+    "OutcomeUnknown", "Partial", "Postroad", "PostroadError", "Receipt", "Refused", "Report", "Retry", "RetryLater",
+    "SchemaMismatch", "SourceRefused", "Span", "StaleClaim", "StreamDeleted", "StreamRow", "Streams", "Task",
+    "TimerConflict", "Tool", "Transaction", "TransactionAborted", "Transport", "Turn", "TurnStopped", "UnknownKind",
+    "Unreachable", "WaitingEvent", "Webhook", "Withdrawn",
 ]  # fmt: skip
 
 

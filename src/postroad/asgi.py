@@ -62,6 +62,13 @@ def _failure(status: int, kind: str, message: str, header: tuple[bytes, bytes] |
     return _Answer(status, msgspec.json.encode(said), header)
 
 
+def _refusal(refused: AckRefused) -> _Answer:
+    """What was left as it is, with what it is by now, as the command line answers it."""
+    detail = {**{name: str(value) for name, value in refused.about.items()}, "refused": {str(refused): 1}}
+    said = {"ok": False, "error": {"kind": "conflict", "message": str(refused), "detail": detail}}
+    return _Answer(409, msgspec.json.encode(said))
+
+
 _OK = _Answer(200, b'{"ok":true}')
 # One answer for all that must not be told apart: an unknown dispatch, one that wants no acknowledgement, a bad token.
 _NOTHING = _failure(404, "not_found", str(BadAckToken()))
@@ -132,7 +139,7 @@ class AckEndpoint:
         except (DispatchNotFound, AckNotRequested, BadAckToken):
             return _NOTHING
         except AckRefused as refused:
-            return _failure(409, "conflict", str(refused))
+            return _refusal(refused)
         except Exception as error:
             if not is_away(error) and not isinstance(error, CommitUnknown | SchemaMismatch):
                 raise

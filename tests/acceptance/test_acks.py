@@ -150,7 +150,13 @@ async def test_too_late(post: Postroad) -> None:
     error = json.loads(body)["error"]
     assert (code, error["kind"]) == (409, "conflict")
     assert "It is expired by dispatch.expired.withdrawn since 20" in error["message"]
-    assert token not in error["message"]
+    assert token not in body.decode()
+    detail = error["detail"]
+    assert detail.pop("refused") == {error["message"]: 1}
+    assert detail.pop("since") in error["message"]
+    row = post.dispatches.get("k")
+    assert row is not None
+    assert detail == {"dispatch": row.id, "status": "expired", "reason": "dispatch.expired.withdrawn"}
 
 
 WRONG: list[tuple[int, dict[str, Any]]] = [

@@ -73,6 +73,18 @@ def test_streams_are_listed(chats: Postroad, place: dict[str, Any], tmp_path: Pa
     assert data(place, tmp_path, "show", "chat/down")["state"] == "backing_off"
 
 
+def test_what_was_withdrawn_is_not_listed_as_dead(chats: Postroad, place: dict[str, Any], tmp_path: Path) -> None:
+    """A stream whose waiting messages were stopped shows none as dead; what each ended as is among its events."""
+    with chats.begin() as tx:
+        tx.publish("chat/stopped", MESSAGE, {}, key="m1")
+        tx.stop_stream("chat/stopped")
+    chats.drain()
+    (row,) = [row for row in data(place, tmp_path, "ls") if row["stream"] == "chat/stopped"]
+    assert (row["dead"], row["state"]) == (0, "idle")
+    (event,) = data(place, tmp_path, "events", "chat/stopped", "--dead")
+    assert (event["key"], event["reason"]) == ("m1", "turn.withdrawn")
+
+
 def test_what_waits_is_shown(chats: Postroad, place: dict[str, Any], tmp_path: Path) -> None:
     """Each event with what it says, page by page, for people escaped; what is dead with its reason and its end."""
     with chats.begin() as tx:

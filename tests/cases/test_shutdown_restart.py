@@ -53,6 +53,53 @@ async def mail(d):
     assert (row.status, row.attempt) == ("pending", 1)
 
 
+def test_what_is_left_behind_is_said_in_one_line(processes: Processes, open_app: OpenApp) -> None:
+    """Of a send, a turn, a thread and a task of the program's own that end for nobody it says so, and nothing else."""
+    processes.write("""
+async def deaf():
+    while True:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            pass
+
+tasks = []
+
+@post.sender("mail", timeout=60)
+async def mail(d):
+    tasks.append(asyncio.create_task(deaf()))
+    note(key=d.key)
+    await deaf()
+
+@post.sender("sms", timeout=60)
+def sms(d):
+    note(key=d.key)
+    time.sleep(100)
+
+@post.turn("chat")
+async def chat(turn):
+    note(key="chat")
+    await deaf()
+""")
+    post = open_app()
+    post.elsewhere("sms")
+    send(post, "k")
+    with post.begin() as tx:
+        tx.send("sms", {}, key="s")
+        tx.publish("chat/1", "note", {}, key="n")
+    process = processes.run("--grace", GRACE)
+    until(lambda: len(processes.journal()) == 3)
+    process.terminate()
+    assert ended_within(process, HARD_END) == 0, processes.said()
+    said = [line.partition("postroad ")[2] for line in processes.said().splitlines() if "left behind" in line]
+    assert said == [
+        "WARNING: left behind, since it goes on although it was ended: app.chat, app.mail, app.sms",
+        "WARNING: left behind, since they ignore their cancellation: tasks of deaf",
+    ]
+    assert "asyncio" not in processes.said()
+    assert "Traceback" not in processes.said()
+
+
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_a_handler_that_blocks_the_loop_for_ever_is_ended_hard(processes: Processes, open_app: OpenApp) -> None:
     """One signal is enough: shortly after the grace the process is gone as after a crash, its row under its lease."""

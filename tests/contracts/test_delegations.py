@@ -16,11 +16,27 @@ from postroad.engine.records import BEGIN, Records
 from postroad.model import ids
 from postroad.model.clock import SECOND, FakeClock, SystemClock
 from postroad.model.delegations import DelegationEnd, DelegationStatus, NewDelegation
-from postroad.model.errors import KeyConflict, PostroadError
+from postroad.model.errors import KeyConflict, PostroadError, TurnStopped
 from postroad.model.events import REPORT_NAME, STOP_NAME, TASK_NAME
+from postroad.model.operations import OperationRow
 from postroad.model.rows import NewEvent, TurnClaim, TurnCommit
-from postroad.store import audit, delegations, due, inbox, migrations, moments, queues, stopping, streams, turns
+from postroad.store import (
+    audit,
+    delegation_views,
+    delegations,
+    due,
+    inbox,
+    migrations,
+    moments,
+    operations,
+    queues,
+    stopping,
+    stream_views,
+    streams,
+    turns,
+)
 from postroad.store.database import Database
+from postroad.store.delegation_views import Wanted
 from postroad.store.schema import metadata
 from postroad.store.statements import Statement, as_json
 from postroad.testing.contracts.streams import LEASE, Run, Uses, commit, decided, event, hold
@@ -31,6 +47,7 @@ from tests.races.actors import Race, racing
 PARENT, CHILD = "load/1", "load/2"
 TIMEOUT = 100 * SECOND
 TO_ITS_END = 200
+ANN = audit.Operator(actor="ann")
 _REPORTS = Statement(
     "SELECT stream, event_id, data FROM {p}inbox WHERE kind = :kind "
     "UNION ALL SELECT stream, entry_id, data FROM {p}log WHERE kind = :kind"
@@ -60,6 +77,15 @@ def told(conn: Connection) -> list[tuple[str, str]]:
     return sorted((row.stream, row.event_id) for row in _REPORTS(conn, kind=REPORT_NAME))
 
 
+def call(held: TurnClaim) -> operations.Start:
+    """The start of a tool call of a run."""
+    row = OperationRow(
+        turn_id=held.turn_id, ordinal=1, run_id=held.run_id, stream=held.stream, tool="find", version=1, effect="read",
+        arguments="{}",
+    )  # fmt: skip
+    return operations.Start(hold=hold(held), row=row)
+
+
 def reported(conn: Connection) -> dict[str, str]:
     """What the reports say how the delegations ended, by key."""
     said = [msgspec.json.decode(row.data)["data"] for row in _REPORTS(conn, kind=REPORT_NAME)]
@@ -80,6 +106,11 @@ class Scene(Uses):
             self.publish(run, NewEvent(stream=PARENT, event_id=f"want {key}", kind="ping", data="1"))
             (held,) = [one for one in self.claim(run, f"{token} {key}") if one.stream == PARENT]
             commit(run, decided(held, **made(key, child=child)))
+
+    def delegates(self, run: Run, *keys: str) -> None:
+        """Have the parent delegate these in one turn."""
+        self.publish(run, NewEvent(stream=PARENT, event_id=f"want {keys}", kind="ping", data="1"))
+        commit(run, decided(self.claim_one(run), **made(*keys)))
 
     def at_work(self, run: Run, *keys: str, token: str = "child", stream: str = CHILD) -> TurnClaim:
         """The claim of the stream that has these to do."""
@@ -171,6 +202,105 @@ class TestDelegations(Scene):
             commit(run, decided(held, deletions=[CHILD]))
         assert (run(status), len(run(told))) == ({"k": "cancelled"}, 1)
 
+    def test_one_is_cancelled(self, run: Run) -> None:
+        """What waits for it alone is withdrawn; the others, and what people have published, come to their turn."""
+        self.delegates(run, "a", "b")
+        self.publish(run, event(1, CHILD))
+        assert run(delegations.cancel_by, PARENT, "a", by=ANN).done
+        (held,) = [one for one in self.claim(run, "child") if one.stream == CHILD]
+        task, stop = ids.task_id(PARENT, "b"), f"{STOP_NAME}/{ids.task_id(PARENT, 'a')}"
+        assert [one.event_id for one in held.events] == [task, "e1", stop]
+        assert not held.stopping
+        commit(run, decided(held))
+        assert run(status) == {"a": "cancelled", "b": "open"}
+        assert run(told) == [(PARENT, "postroad.delegation:a")]
+        ((dead, why),) = [(one.event_id, one.reason) for one in run(stream_views.dead, CHILD, limit=9)]
+        assert (dead, why) == (ids.task_id(PARENT, "a"), stopping.WITHDRAWN)
+
+    def test_cancelled_once_more(self, run: Run) -> None:
+        """The end that there is stands, whatever it was, and the answer says so; of nothing there is nothing to end."""
+        self.delegated(run, "a", "b")
+        run(delegations.end, [ended("a")])
+        assert run(delegations.cancel_by, PARENT, "b", by=ANN).status == "cancelled"
+        answers = [run(delegations.cancel_by, PARENT, key, by=ANN) for key in ("a", "b", "c")]
+        assert [(one.done, one.status) for one in answers] == [(False, "done"), (False, "cancelled"), (False, "")]
+        assert [one.refused for one in answers] == [
+            "it has ended before: done", "it has ended before: cancelled", "there is no such delegation",
+        ]  # fmt: skip
+        assert (run(status), len(run(told))) == ({"a": "done", "b": "cancelled"}, 2)
+
+    def test_a_turn_for_it_alone_is_refused(self, run: Run) -> None:
+        """A turn that was begun for the task and nothing else may call no tool and not decide; it ends as stopped."""
+        held = self.at_work(run, "k")
+        run(delegations.cancel_by, PARENT, "k", by=ANN)
+        assert run(stopping.asked, ["load"]) == [stopping.Asked(stream=CHILD, claim_token=held.token)]
+        with pytest.raises(TurnStopped):
+            run(operations.start, [call(held)])
+        with pytest.raises(TurnStopped):
+            commit(run, decided(held, stoppable=True))
+        commit(run, decided(held))
+        assert run(stopping.asked, ["load"]) == []
+        (again,) = [one for one in self.claim(run, "later") if one.stream == CHILD]
+        assert [one.kind for one in again.events] == [STOP_NAME]
+
+    def test_a_turn_for_more_than_it_goes_on(self, run: Run) -> None:
+        """A turn that has begun with something else beside the task is not ended for it; its word comes too late."""
+        self.delegated(run, "k")
+        self.publish(run, event(1, CHILD))
+        (held,) = [one for one in self.claim(run, "child") if one.stream == CHILD]
+        run(delegations.cancel_by, PARENT, "k", by=ANN)
+        assert run(stopping.asked, ["load"]) == []
+        run(operations.start, [call(held)])
+        commit(run, decided(held, finished=[ended("k")], stoppable=True))
+        (row,) = run(delegations.of, PARENT, limit=9)
+        assert (row.status, row.note) == ("cancelled", "done came too late")
+
+    def test_where_it_waits_for_another_attempt(self, run: Run, clock: FakeClock) -> None:
+        """A turn for it alone that backs off is found at once, to be ended."""
+        held = self.at_work(run, "k")
+        run(queues.back_off, hold(held), delay=TIMEOUT, error="later")
+        run(delegations.cancel_by, PARENT, "k", by=ANN)
+        assert run(stopping.asked, ["load"]) == [stopping.Asked(stream=CHILD, claim_token=None)]
+        run(stopping.hurry, [CHILD])
+        (again,) = [one for one in self.claim(run, "again") if one.stream == CHILD]
+        assert (again.stopping, again.attempt) == (True, 2)
+
+    def test_a_stop_and_a_cancelled_task(self, run: Run) -> None:
+        """Each does its own: the stop withdraws what stands before it, the other its task, which came later."""
+        more = made("a", "b")
+        a, b = more.pop("publishes")
+        self.publish(run, event(0, PARENT))
+        between = [event(1, CHILD), stopping.event(CHILD, "t"), event(2, CHILD)]
+        commit(run, decided(self.claim_one(run), publishes=[a, *between, b], **more))
+        run(delegations.cancel_by, PARENT, "b", by=ANN)
+        (held,) = [one for one in self.claim(run, "child") if one.stream == CHILD]
+        assert [one.kind for one in held.events] == [STOP_NAME, "ping", STOP_NAME]
+        commit(run, decided(held))
+        assert run(status) == {"a": "cancelled", "b": "cancelled"}
+        assert [one.reason for one in run(stream_views.dead, CHILD, limit=9)] == [stopping.WITHDRAWN] * 3
+
+    def test_cancelled_in_a_deleted_stream(self, run: Run) -> None:
+        """A task that got into a stream which is gone can be cancelled, and there is nobody left to be told there."""
+        self.delegated(run, "k")
+        run(streams.delete, [CHILD])
+        assert run(delegations.cancel_by, PARENT, "k", by=ANN).done
+        assert (run(status), len(run(told)), run(inbox.waiting, CHILD)) == ({"k": "cancelled"}, 1, 1)
+
+    def test_they_are_listed(self, run: Run) -> None:
+        """By stream and key, those in a state, of a stream or for one, and page by page."""
+        self.delegated(run, "a", "b")
+        self.delegated(run, "c", child="load/3", token="more")
+        run(delegations.end, [ended("b")])
+
+        def listed(**wanted: Any) -> list[str]:
+            return [one.key for one in run(delegation_views.list_, Wanted(**wanted), limit=2)]
+
+        assert listed() == ["a", "b"]
+        assert listed(after=(PARENT, "b")) == ["c"]
+        assert listed(status="open") == ["a", "c"]
+        assert listed(status="open", after=(PARENT, "a"), child="load/3", stream=PARENT) == ["c"]
+        assert (listed(status="done"), listed(child=CHILD), listed(stream=CHILD)) == (["b"], ["a", "b"], [])
+
     def test_a_deletion_that_did_not_see_it(self, run: Run) -> None:
         """A task that got into a deleted stream after all is cancelled where it is dropped."""
         self.delegated(run, "k")
@@ -235,10 +365,11 @@ def works(database: Database, held: TurnClaim) -> dict[str, Callable[[], object]
         "finish": lambda: database.transact(turns.commit, [decided(held, finished=[ended("k")])]),
         "time out": lambda: database.transact(delegations.expire, limit=9),
         "delete": lambda: database.transact(BEGIN.run, [Records(deletions=[CHILD, "load/3"])]),
+        "cancel": lambda: database.transact(delegations.cancel_by, PARENT, "k", by=ANN),
     }
 
 
-@pytest.mark.parametrize("what", ["finish", "time out", "delete"])
+@pytest.mark.parametrize("what", ["finish", "time out", "delete", "cancel"])
 @pytest.mark.parametrize("way", ["dies", "breaks"])
 def test_a_fault_before_any_statement(database: Database, clock: FakeClock, what: str, way: striking.Way) -> None:
     """Struck before any of its statements an end has not happened; tried again there is one end and one report."""
@@ -262,7 +393,7 @@ def test_a_fault_before_any_statement(database: Database, clock: FakeClock, what
     assert number > 5
 
 
-@pytest.mark.parametrize("what", ["finish", "time out", "delete"])
+@pytest.mark.parametrize("what", ["finish", "time out", "delete", "cancel"])
 def test_an_answer_that_is_lost(
     database: Database, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -310,6 +441,7 @@ class Stage:
             "finish": lambda conn: turns.commit(conn, [self.done(finished=both)], now=later),
             "time out": lambda conn: delegations.expire(conn, limit=9, now=later),
             "delete the child": lambda conn: BEGIN.run(conn, [Records(deletions=[CHILD, "load/3"])], now=later),
+            "cancel": lambda conn: [delegations.cancel_by(conn, PARENT, key, by=ANN, now=later) for key in "kl"],
             "delete the parent": lambda conn: BEGIN.run(conn, [Records(deletions=[PARENT])], now=later),
             "delegate": lambda conn: turns.commit(conn, [decided(held[PARENT], **made("n"))], now=later),
             "release": lambda conn: queues.release(conn, hold(held[PARENT]), now=later),
@@ -348,7 +480,7 @@ def race(postgres_url: str) -> Iterator[Race]:
     built.close()
 
 
-ENDS = ("finish", "time out", "delete the child")
+ENDS = ("finish", "time out", "delete the child", "cancel")
 PAIRS = [(one, other) for one in ENDS for other in (*ENDS, "delete the parent", "delegate") if one != other]
 
 

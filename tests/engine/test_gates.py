@@ -7,9 +7,11 @@ import pytest
 
 from postroad import Dispatch, GiveUp, InvalidInput, Kind, Postroad, Retry, RetryLater, Unreachable
 from postroad.store import gates
+from postroad.store.statements import Statement
 from tests.engine.conftest import Open
 
 HOOK = Kind("hook", dict[str, int])
+UNREADABLE = Statement('UPDATE {p}outbox SET body = \'{"n": "x"}\' WHERE key = :key')
 STEADY = Retry(attempts=3, first=10, cap=100, jitter=False)
 
 
@@ -102,6 +104,29 @@ def test_an_answer_closes_nothing(harness: Open, error: Exception) -> None:
     app.send("a.example", "a1", "a2")
     h.drain()
     assert app.tried == ["a.example"] * 2
+    assert app.post.database.read(gates.list_) == []
+
+
+def test_a_probe_that_cannot_be_read_says_nothing_about_its_host(harness: Open) -> None:
+    """Nothing was sent: the gate stays as it is, the host is tried by the next one, and the first one dies in time."""
+    app = Hosts()
+    app.down["a.example"] = Unreachable("refused")
+    h = harness(app.post, senders="run")
+    app.send("a.example", "a1")
+    h.drain()
+    app.post.database.transact(lambda conn, now: UNREADABLE(conn, key="a1").rowcount)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="Expected `int`"):
+            h.advance(60)
+        (gate,) = app.post.database.read(gates.list_)
+        assert (gate.host, gate.failures, gate.probing, app.tried) == ("a.example", 1, False, ["a.example"])
+    row = app.post.dispatches.get("a1")
+    assert row is not None
+    assert (row.status, row.attempt) == ("dead_letter", 3)
+    app.down.clear()
+    app.send("a.example", "a2")
+    h.drain()
+    assert app.sent == ["a2"]
     assert app.post.database.read(gates.list_) == []
 
 

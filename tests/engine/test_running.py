@@ -1,6 +1,9 @@
 """The loops with real threads, a real clock and short leases."""
 
 import asyncio
+import contextlib
+import gc
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -155,6 +158,52 @@ def test_a_handler_that_swallows_cancellation_does_not_stop_the_loop(open_app: C
     rows = {row.key: row for row in post.dispatches.list()}
     assert (rows["s"].status, rows["h"].status) == ("dead_letter", "delivered")
     assert rows["s"].last_error == "timeout after 0.2 s, still running"
+
+
+@pytest.mark.parametrize("how", ["running", "drain"])
+def test_what_goes_on_after_its_end_is_named(
+    open_app: Callable[[], Postroad], how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A block and a drain that leave calls behind name their functions once, each with how often, and say no more."""
+    post = open_app()
+    over = threading.Event()
+    post.sender("healthy")(lambda d: None)
+
+    @post.sender("deaf", timeout=0.1, retry=Retry(attempts=1))
+    async def deaf(d: Dispatch[Any]) -> None:
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    with post.begin() as tx:
+        tx.send("deaf", {}, key="a")
+        tx.send("deaf", {}, key="b")
+        tx.send("healthy", {}, key="h")
+    if how == "drain":
+        post.drain()
+    else:
+        with post.running():
+            until(lambda: idle(post))
+    over.set()
+    gc.collect()
+    said = [(record.name, record.getMessage()) for record in caplog.records if record.levelno >= logging.WARNING]
+    name = f"{__name__}.{deaf.__qualname__}"
+    assert said == [("postroad", f"left behind, since it goes on although it was ended: {name} (2 times)")]
+
+
+def test_nothing_is_said_of_a_healthy_end(open_app: Callable[[], Postroad], caplog: pytest.LogCaptureFixture) -> None:
+    """A send that ends when it is cancelled is left behind by nobody."""
+    post = open_app()
+
+    @post.sender("long", timeout=0.1, retry=Retry(attempts=1))
+    async def long(d: Dispatch[Any]) -> None:
+        await asyncio.sleep(60)
+
+    with post.begin() as tx:
+        tx.send("long", {}, key="k")
+    post.drain()
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_leaving_the_block_finishes_what_is_under_way(open_app: Callable[[], Postroad]) -> None:

@@ -83,7 +83,7 @@ def test_a_conversation_deleted_in_the_middle_of_a_turn(harness: Open) -> None:
     assert kinds(post, "chat/43")[:2] == ["message", "reply"]
     row = post.streams.get(CHAT)
     assert row is not None
-    assert (row.state, row.version, row.dead, row.waiting) == ("idle", 0, 1, ())
+    assert (row.state, row.version, row.dead, row.waiting) == ("idle", 0, 0, ())
     assert row.deleted_at is not None
 
 

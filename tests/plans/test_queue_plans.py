@@ -21,24 +21,11 @@ from postroad.store import due, inbox, log, operations, queues, runs, stopping, 
 from postroad.store.database import Database
 from postroad.store.statements import Statement
 from postroad.testing.contracts.streams import LEASE, decided, event, hold
-from tests.plans.places import STATISTICS, filled
+from tests.plans.finished import NUMBERS
 
 NOW = FakeClock().wall()
 WHOLE = re.compile("inbox_stops|queues_parked")
-FINISHED = 100_000
 DEEP = 100_000
-STREAMS = 10_000
-NUMBERS = "WITH RECURSIVE n(n) AS (SELECT CAST(0 AS bigint) UNION ALL SELECT n + 1 FROM n WHERE n + 1 < :rows)"
-FILL = [
-    Statement(f"""INSERT INTO {{p}}streams (id, type, version) {NUMBERS}
-        SELECT 'load/' || n, 'load', {FINISHED // STREAMS} FROM n WHERE n < {STREAMS}"""),
-    Statement(f"""INSERT INTO {{p}}log (stream, seq, entry_id, kind, version, data, received_at, recorded_at)
-        {NUMBERS} SELECT 'load/' || (n % {STREAMS}), n / {STREAMS} + 1, 'x' || n, 'k', 1, '1', 0, 0 FROM n"""),
-    Statement(f"""INSERT INTO {{p}}runs (run_id, stream, turn_id, attempt, claim_token, started_at, ended_at,
-        end_reason) {NUMBERS} SELECT 'r' || n, 'load/' || (n % {STREAMS}), 't', 1, 'c', n, n, 'committed' FROM n"""),
-    Statement(f"""INSERT INTO {{p}}inbox (stream, type, event_id, kind, version, data, received_at, ready_at, reason)
-        {NUMBERS} SELECT 'load/' || (n % {STREAMS}), 'load', 'd' || n, 'k', 1, '1', 0, 0, 'dead' FROM n"""),
-]  # fmt: skip
 DEPTH = Statement(f"""INSERT INTO {{p}}inbox (stream, type, event_id, kind, version, data, received_at, ready_at)
     {NUMBERS} SELECT :type || '/0', :type, 'e' || n, 'k', 1, '1', :now - 9, :now - 9 FROM n""")  # fmt: skip
 READ_BY_INDEX = text("""
@@ -46,22 +33,6 @@ READ_BY_INDEX = text("""
     WHERE indrelid IN (SELECT oid FROM pg_class WHERE relname LIKE 'postroad_%'
         AND relnamespace = CAST(CAST(:schema AS text) AS regnamespace))
 """)
-
-
-@pytest.fixture(
-    params=STATISTICS,
-    ids="-".join,
-    scope="module",
-)
-def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """Much that is finished, and a planner that was told that nothing is there, or the truth."""
-    with filled(request, tmp_path_factory, request.param, fill) as made:
-        yield made
-
-
-def fill(conn: Connection) -> None:
-    for statement in FILL:
-        statement(conn, rows=FINISHED)
 
 
 @contextmanager
@@ -157,7 +128,8 @@ def life(conn: Connection) -> None:
     inbox.publish(conn, [stopping.event("load/2", "s1"), stopping.event("deep/1", "s2")], now=NOW)
     stopping.asked(conn, ["load"])
     stopping.hurry(conn, ["load/2"], now=NOW)
-    stopping.withdraw(conn, {"deep/1": 10**6}, now=NOW)
+    inbox.publish(conn, [stopping.cancelling("load/2", "load/3", "k")], now=NOW)
+    stopping.withdraw(conn, {"deep/1": f"[{-(10**6)}, 7, null]"}, now=NOW)
     for read in (log.read, log.last, inbox.waiting):
         read(conn, "load/1")
     log.find(conn, "load/1", ["x1", "x2"])

@@ -19,6 +19,7 @@ from postroad import (
     TIMER_FIRED,
     Accepted,
     Alert,
+    Cancellation,
     Changed,
     Delegated,
     Delegation,
@@ -252,6 +253,8 @@ def operate() -> None:
     assert_type(post.dispatches.retry(DispatchFilter(kind="sms"), actor="ann", rate=20).done, int)
     post.dispatches.withdraw("order/2", actor="ann")
     post.dispatches.resolve("order/3", "sent", actor="ann", reason="the carrier has it")
+    for delegation in post.delegations.list(status="open", to="scout/1", after=("chief/1", "k")):
+        assert_type(post.delegations.cancel(delegation.parent, delegation.key, actor="ann"), Cancellation)
     post.close()
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine
 from postroad.engine import config, notifying
 from postroad.engine.calls import Calls, RealCalls
 from postroad.engine.declarations import Elsewhere, Sender, Transport, one_of, plain
+from postroad.engine.delegations import Delegations
 from postroad.engine.dispatches import Dispatches
 from postroad.engine.folding import Folding
 from postroad.engine.handlers import Handlers
@@ -73,6 +74,7 @@ class Postroad(Handlers):
         self.state: Any = None
         self.dispatches = Dispatches(lambda: self.database, lambda: self.entropy, lambda: self._wakeups.ping())
         self.streams = Streams(lambda: self.database, lambda: self.entropy, lambda: self._wakeups.ping())
+        self.delegations = Delegations(lambda: self.database, lambda: self._wakeups.ping())
         self.entropy: Entropy = SystemEntropy()
         self._source = database
         self._schema = schema

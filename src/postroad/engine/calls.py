@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -13,6 +13,8 @@ from postroad.model.clock import SECOND
 from postroad.model.payload import safe_error
 
 CANCEL_GRACE_SECONDS = 1.0
+HANDLER = "postroad-handler"
+"""The name of the tasks and the threads in which user code runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class Call(Protocol):
 class Calls(Protocol):
     """How user code is run."""
 
+    @property
+    def left(self) -> Sequence[str]:
+        """The functions whose calls were ended and run on all the same."""
+
     def start(
         self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done, late: Done | None = None
     ) -> Call:
@@ -106,25 +112,34 @@ class RealCalls:
     """Async functions as tasks of the running loop, sync ones in daemon threads, which cannot be cancelled."""
 
     def __init__(self) -> None:
-        self._stuck: set[asyncio.Future[CallResult]] = set()
+        self._stuck: dict[asyncio.Future[CallResult], str] = {}
 
     @property
     def stuck(self) -> int:
         """How many calls outlived their deadline and still run."""
         return len(self._stuck)
 
+    @property
+    def left(self) -> Sequence[str]:
+        """The functions whose calls were ended and run on all the same."""
+        return sorted(self._stuck.values())
+
     def start(
         self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done, late: Done | None = None
     ) -> Call:
         awaited = is_async(fn)
-        future = asyncio.ensure_future(_guarded(fn, argument)) if awaited else _in_thread(fn, argument)
-        return _Call(future, timeout / SECOND, done, late or _unheard, cancels=awaited, stuck=self._stuck)
+        future = _as_task(fn, argument) if awaited else _in_thread(fn, argument)
+        return _Call(
+            future, timeout / SECOND, done, late or _unheard, cancels=awaited, name=_named(fn), stuck=self._stuck
+        )
 
 
 class _Call:
     """A call with its deadline. What it still does after its end changes that end no more."""
 
-    __slots__ = ("_cancels", "_done", "_due", "_future", "_late", "_loop", "_patient", "_stuck", "_timer", "_verdict")
+    __slots__ = (
+        "_cancels", "_done", "_due", "_future", "_late", "_loop", "_name", "_patient", "_stuck", "_timer", "_verdict",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -134,13 +149,15 @@ class _Call:
         late: Done,
         *,
         cancels: bool,
-        stuck: set[asyncio.Future[CallResult]],
+        name: str,
+        stuck: dict[asyncio.Future[CallResult], str],
     ) -> None:
         self._loop = future.get_loop()
         self._future = future
         self._done = done
         self._late = late
         self._cancels = cancels
+        self._name = name
         self._stuck = stuck
         self._verdict: TimedOut | Aborted | None = None
         self._patient = True
@@ -156,7 +173,7 @@ class _Call:
         self._timer.cancel()
         result = _result(future)
         if future in self._stuck:
-            self._stuck.discard(future)  # its end was told when it did not stop
+            del self._stuck[future]  # its end was told when it did not stop
             self._late(result)
         elif self._verdict is None:
             self._done(result)
@@ -186,12 +203,17 @@ class _Call:
 
     def _outlived(self, verdict: TimedOut | Aborted) -> None:
         if not self._future.done():
-            self._stuck.add(self._future)
+            self._stuck[self._future] = self._name
             self._done(replace(verdict, stuck=True))
 
 
 class InlineCalls:
     """Sync functions in the caller's own thread, one after the other, without deadlines: for tests and simulation."""
+
+    @property
+    def left(self) -> Sequence[str]:
+        """None: nothing is ended here."""
+        return ()
 
     def start(
         self, fn: Callable[[Any], Any], argument: Any, *, timeout: int, done: Done, late: Done | None = None
@@ -224,6 +246,18 @@ async def _guarded(fn: Callable[[Any], Any], argument: Any) -> CallResult:
         return Raised(error)
 
 
+def _as_task(fn: Callable[[Any], Any], argument: Any) -> asyncio.Task[CallResult]:
+    task = asyncio.ensure_future(_guarded(fn, argument))
+    task.set_name(HANDLER)
+    return task
+
+
+def _named(fn: Callable[[Any], Any]) -> str:
+    """A function as its author knows it."""
+    said = getattr(fn, "__qualname__", type(fn).__qualname__)
+    return f"{getattr(fn, '__module__', type(fn).__module__)}.{said}"
+
+
 def _in_thread(fn: Callable[[Any], Any], argument: Any) -> asyncio.Future[CallResult]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[CallResult] = loop.create_future()
@@ -236,7 +270,7 @@ def _in_thread(fn: Callable[[Any], Any], argument: Any) -> asyncio.Future[CallRe
 
     try:
         # A daemon: a handler that never returns must not keep the process from ending.
-        threading.Thread(target=work, name="postroad-handler", daemon=True).start()
+        threading.Thread(target=work, name=HANDLER, daemon=True).start()
     except RuntimeError as error:  # there are as many as the machine allows
         future.set_result(Raised(error))
     return future

@@ -147,6 +147,11 @@ class Registry:
     limits: dict[str, Limits] = field(default_factory=dict)
     owner_of: "OwnerOf | None" = None
 
+    @property
+    def crons(self) -> list[Cron]:
+        """The crons among them."""
+        return [decider.cron for decider in self.deciders.values() if decider.cron is not None]
+
     def declared(self, kind: str) -> Sender | Elsewhere:
         """How a kind is carried out; UnknownKind if nobody declared it."""
         found = self.senders.get(kind) or self.elsewhere.get(kind)

@@ -1,22 +1,32 @@
-"""What a turn delegates to other streams, and how it ends what was delegated to its own."""
+"""What a turn delegates to other streams, how it ends what was delegated to its own, and what operators do about it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from postroad.engine.declarations import TASK, Limits, positive
+from postroad.engine.declarations import TASK, Limits, one_of, positive
 from postroad.model import ids
 from postroad.model.clock import SECOND
-from postroad.model.delegations import Delegation, DelegationEnd, DelegationStatus, NewDelegation, Standing, Task
+from postroad.model.delegations import (
+    Cancellation,
+    Delegation,
+    DelegationEnd,
+    DelegationStatus,
+    NewDelegation,
+    Standing,
+    Task,
+)
 from postroad.model.errors import InvalidInput, KeyConflict, Refused, Span, shown
 from postroad.model.events import TASK_NAME, Event
-from postroad.model.payload import encode, safe_error
+from postroad.model.payload import encode, safe_error, text, whole
 from postroad.model.rows import NewEvent
-from postroad.store import delegations
+from postroad.store import audit, delegation_views, delegations
 from postroad.store.database import Database
+from postroad.store.delegation_views import Wanted
 
 LISTED_MAX = 1_000
+ASKED_MAX = 10_000
 _Place = tuple[str, str]
 
 
@@ -142,3 +152,67 @@ class Delegating:
         if last is None:
             raise Refused(f"Nothing was delegated to {self._stream}.")
         return last.parent, last.key
+
+
+class Delegations:
+    """What an operator may look at and do in delegations, of all streams. What changes anything is audited.
+
+    `alist` and `acancel` are `list` and `cancel` for async code.
+    """
+
+    def __init__(self, database: Callable[[], Database], wake: Callable[[], None]) -> None:
+        self._database = database
+        self._wake = wake
+
+    def list(
+        self, *, status: str | None = None, stream: str | None = None, to: str | None = None, limit: int = 50,
+        after: tuple[str, str] | None = None,
+    ) -> Sequence[Delegation]:  # fmt: skip
+        """Delegations by the streams that want them, and keys.
+
+        Args:
+            status: "open", or one that they have ended as.
+            stream: Only what this stream has delegated.
+            to: Only what was delegated to this stream.
+            limit: At most so many, up to 10,000.
+            after: Only those behind the one of this stream and key.
+        """
+        given = wanted(status, stream, to, after)
+        return self._database().read(delegation_views.list_, given, limit=whole(limit, "limit", most=ASKED_MAX))
+
+    async def alist(
+        self, *, status: str | None = None, stream: str | None = None, to: str | None = None, limit: int = 50,
+        after: tuple[str, str] | None = None,
+    ) -> Sequence[Delegation]:  # fmt: skip
+        """Delegations by the streams that want them, and keys: as `list`."""
+        given, most = wanted(status, stream, to, after), whole(limit, "limit", most=ASKED_MAX)
+        return await self._database().aread(delegation_views.list_, given, limit=most)
+
+    def cancel(self, stream: str, key: str, *, actor: str, reason: str = "") -> Cancellation:
+        """End the delegation that a stream has under this key, as cancelled; it is told so by a report.
+
+        The task is withdrawn if it waits, and a turn that has begun with nothing else ends, as if its stream were
+        stopped. Whatever else that stream has to do goes on. If the delegation has ended before, that end stands and
+        the answer says so.
+        """
+        place, by = (ids.check_stream(stream), text(key, "key")), audit.operator(actor, reason)
+        done = self._database().transact(delegations.cancel_by, *place, by=by)
+        self._wake()
+        return done
+
+    async def acancel(self, stream: str, key: str, *, actor: str, reason: str = "") -> Cancellation:
+        """End one delegation as cancelled: as `cancel`."""
+        place, by = (ids.check_stream(stream), text(key, "key")), audit.operator(actor, reason)
+        done = await self._database().atransact(delegations.cancel_by, *place, by=by)
+        self._wake()
+        return done
+
+
+def wanted(status: str | None, stream: str | None, to: str | None, after: tuple[str, str] | None) -> Wanted:
+    """Which delegations are meant; InvalidInput for a name that cannot be."""
+    return Wanted(
+        status=None if status is None else one_of(status, tuple(each.value for each in DelegationStatus), "status"),
+        stream=None if stream is None else ids.check_stream(stream),
+        child=None if to is None else ids.check_stream(to),
+        after=None if after is None else (ids.check_stream(after[0]), text(after[1], "after")),
+    )

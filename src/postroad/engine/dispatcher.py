@@ -260,7 +260,7 @@ class Dispatcher(Loop):
         try:
             dispatch = self._dispatch(claim, sender)
         except Exception as error:
-            ended(Raised(error))
+            ended(Raised(error), unsent=True)
             return
         self.parts.telemetry.emit(
             "dispatch.sending", id=claim.id, kind=claim.kind, attempt=claim.attempt, dispatch=dispatch
@@ -293,13 +293,14 @@ class Dispatcher(Loop):
             origin=_pairs(claim.origin),
         )
 
-    def _ended(self, claim: DispatchClaim, sender: Sender, result: CallResult) -> None:
-        """An attempt has ended: what it came to is settled together with others."""
+    def _ended(self, claim: DispatchClaim, sender: Sender, result: CallResult, *, unsent: bool = False) -> None:
+        """An attempt has ended: what it came to is settled together with others. `unsent`: no sender was called."""
         try:
             failpoint("dispatch.after_send")
             if isinstance(result, TimedOut | Aborted) and result.stuck:
                 self._outlived.add((claim.id, claim.token))
-            self._settler.add(sender.kind.name, self._judge(claim, sender, result), stream=claim.stream)
+            judged = self._judge(claim, sender, result, unsent=unsent)
+            self._settler.add(sender.kind.name, judged, stream=claim.stream)
         except Exception:
             logger.exception("dispatch %s could not be ended; its lease will free it", claim.id)
         finally:
@@ -322,7 +323,9 @@ class Dispatcher(Loop):
             self._hosts[sender.kind.name] -= Counter({claim.host: 1})  # what has none left is not kept
         self._left.set()
 
-    def _judge(self, claim: DispatchClaim, sender: Sender, result: CallResult) -> Settlement:
+    def _judge(
+        self, claim: DispatchClaim, sender: Sender, result: CallResult, *, unsent: bool = False
+    ) -> Settlement:  # fmt: skip
         verdict, said, receipt, floor = judge(result, sender)
         if isinstance(result, Raised) and verdict == "failed":
             self.parts.telemetry.emit("send.raised", id=claim.id, kind=claim.kind, error=result.error)
@@ -341,6 +344,7 @@ class Dispatcher(Loop):
             host=claim.host,
             probe=claim.probe,
             gate=gate_of(claim, result),
+            unsent=unsent,
         )
 
 

@@ -45,8 +45,11 @@ def _reason(filter_: Filter, event: Event) -> str | None:
 
 
 def stopped(event: Event) -> str | None:
-    """Why the event that stops a stream needs no decision: what it stops has ended."""
-    return "the stream was stopped" if event.kind == STOP_NAME else None
+    """Why an event that stops a stream, or cancels a task of it, needs no decision: what it stops has ended."""
+    if event.kind != STOP_NAME:
+        return None
+    of = event.data
+    return f"{of['key']!r} of {of['parent']} was cancelled" if "key" in of else "the stream was stopped"
 
 
 def overdue(event: Event, received_at: int, now: int) -> str | None:

@@ -1,7 +1,7 @@
 """Declarations: who carries out which kind, who decides for which streams, what needs no decision."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from postroad.engine.declarations import (
@@ -35,7 +35,7 @@ from postroad.engine.notifying import notify
 from postroad.engine.schedules import cron_of
 from postroad.engine.tools import Tool
 from postroad.model.clock import span
-from postroad.model.crons import Missed
+from postroad.model.crons import Cron, Missed
 from postroad.model.delegations import DEPTH_MAX, FAN_OUT_MAX
 from postroad.model.dispatches import Alert, Dispatch
 from postroad.model.errors import InvalidInput, Span, shown
@@ -305,6 +305,11 @@ class Handlers:
         plain(fn, "alert_sink")
         self._registry.sinks.append(fn)
         return fn
+
+    @property
+    def crons(self) -> Sequence[Cron]:
+        """The crons that it declares."""
+        return self._registry.crons
 
     def cron(
         self, name: str, spec: str, *, tz: str, missed: Missed = "once", attempts: int = 5, timeout: Span = 300,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -231,11 +231,17 @@ class Operating:
 def _calling(tool: Tool[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
     if is_async(tool.fn):
 
+        @wraps(tool.fn)
         async def awaited(values: Mapping[str, Any]) -> Any:
             return await tool.fn(**values)
 
         return awaited
-    return lambda values: tool.fn(**values)
+
+    @wraps(tool.fn)
+    def called(values: Mapping[str, Any]) -> Any:
+        return tool.fn(**values)
+
+    return called
 
 
 def _stored(value: object) -> str | InvalidInput:

@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Literal, TypeVar
 
-from postroad.engine.calls import CANCEL_GRACE_SECONDS
+from postroad.engine.calls import CANCEL_GRACE_SECONDS, HANDLER
 from postroad.engine.crons import Scheduler
 from postroad.engine.dispatcher import Dispatcher
 from postroad.engine.listener import Listener
@@ -23,6 +25,7 @@ Part = Literal["turns", "sends", "timers"]
 PARTS: tuple[Part, ...] = ("turns", "sends", "timers")
 GRACE = 25 * SECOND
 LINGER_SECONDS = 1.0
+_Handler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 
 
 class Drained:
@@ -59,9 +62,8 @@ def build(parts: Parts, only: Sequence[Part] = PARTS, *, pump_interval: Span | N
     """The loops that a process runs. A pump interval over 30 s is refused."""
     interval = None if pump_interval is None else span(pump_interval, "pump_interval")
     loops: list[Loop] = []
-    crons = [decider.cron for decider in parts.registry.deciders.values() if decider.cron is not None]
-    if "turns" in only and crons:
-        loops.append(Scheduler(parts, crons))
+    if "turns" in only and parts.registry.crons:
+        loops.append(Scheduler(parts, parts.registry.crons))
     if "timers" in only:
         loops.append(Pump(parts, interval=interval))
     if "turns" in only:
@@ -113,6 +115,7 @@ class Runtime:
             await linger(self.loops)
         else:
             finishing.cancel()
+            _tell_left(self.loops)
 
     async def _finish(self) -> None:
         for loop in self.loops:
@@ -120,9 +123,20 @@ class Runtime:
 
 
 async def linger(loops: Sequence[Loop]) -> None:
-    """At the very end, give what was given up and still runs a moment, so that what it comes to is recorded."""
+    """At the very end, give what was given up and still runs a moment, so that what it comes to is recorded.
+
+    What runs on even then is said in one line: it is left behind, with its thread or its task.
+    """
     for loop in loops:
         await _ended(loop, loop.linger(LINGER_SECONDS))
+    _tell_left(loops)
+
+
+def _tell_left(loops: Sequence[Loop]) -> None:
+    left = Counter(name for calls in {loop.parts.calls for loop in loops} for name in calls.left)
+    if left:
+        said = ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in sorted(left.items()))
+        logger.warning("left behind, since it goes on although it was ended: %s", said)
 
 
 async def _ended(loop: Loop, ending: Coroutine[Any, Any, None]) -> None:
@@ -163,6 +177,24 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
     if left:
         loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_GRACE_SECONDS))
     loop.run_until_complete(loop.shutdown_asyncgens())
+    if others := [_named(task) for task in asyncio.all_tasks(loop) if task.get_name() != HANDLER]:
+        logger.warning("left behind, since they ignore their cancellation: tasks of %s", ", ".join(sorted(others)))
+    loop.set_exception_handler(partial(_untold, loop.get_exception_handler()))
+
+
+def _named(task: "asyncio.Task[Any]") -> str:
+    return getattr(task.get_coro(), "__qualname__", task.get_name())
+
+
+def _untold(handler: "_Handler | None", loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Hand on what a closed loop has to say, but not that a task was left behind: that was said, in words of ours."""
+    task = context.get("task")
+    if isinstance(task, asyncio.Task) and not task.done():
+        return
+    if handler is None:
+        loop.default_exception_handler(context)
+    else:
+        handler(loop, context)
 
 
 class Loops:

@@ -50,7 +50,7 @@ class Delegated(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         key: The delegation's key.
         stream: Where the work was done.
-        status: "done", "failed", "cancelled" (that stream was stopped or deleted) or "timed_out".
+        status: "done", "failed", "cancelled" (by a person, or that stream was stopped or deleted) or "timed_out".
         result: What `finish` was given; None unless it is done.
         error: Why it is not done; None if it is.
     """
@@ -98,6 +98,20 @@ class Delegation:
     ended_at: datetime | None
     error: str | None
     note: str
+
+
+class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a delegation that a person wanted to cancel.
+
+    Attributes:
+        done: Whether this ended it.
+        status: What it has ended as; "" if there is no such delegation.
+        refused: Why nothing was done; "" if it was.
+    """
+
+    done: bool
+    status: str
+    refused: str = ""
 
 
 class NewDelegation(msgspec.Struct, frozen=True, kw_only=True):

@@ -280,7 +280,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
     `epoch` is the claim's; it matters if an operator's retry has begun a new one since. None: the row's. `probe`: it
     was the attempt by which a gate is tried. `gate`: which one an unreachable destination closes: '' its kind's, or
-    its host's.
+    its host's. `unsent`: its sender was not called, so that it says nothing about where it goes.
     """
 
     id: str
@@ -297,6 +297,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     probe: bool = False
     gate: str = ""
+    unsent: bool = False
 
 
 class Settled(msgspec.Struct, frozen=True):

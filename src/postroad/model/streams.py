@@ -59,7 +59,8 @@ class StreamRow:
             say since; it may be dead, and another one takes over at `until` at the latest. Else None.
         why: A sentence on what its events wait for; '' if none wait.
         waiting: The events that are not decided yet, oldest first, at most 100.
-        dead: How many ended without a decision; counted up to 10,000.
+        dead: How many no turn could process, of 10,000 that ended without a decision at the most. What a stop has
+            withdrawn, and what was dropped with its stream, is none of them.
     """
 
     stream: str

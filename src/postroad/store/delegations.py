@@ -15,6 +15,7 @@ from postroad.model import ids, reports
 from postroad.model.clock import moment
 from postroad.model.delegations import (
     TURN_KIND,
+    Cancellation,
     Delegated,
     Delegation,
     DelegationEnd,
@@ -22,16 +23,17 @@ from postroad.model.delegations import (
     NewDelegation,
     Standing,
 )
-from postroad.model.errors import KeyConflict
-from postroad.model.events import STOP_NAME
+from postroad.model.errors import KeyConflict, StreamDeleted
 from postroad.model.failpoints import failpoint
 from postroad.model.rows import NewEvent, Published, TurnCommit
-from postroad.store import dialects
+from postroad.store import audit, dialects, inbox, stopping
 from postroad.store import reports as report_store
+from postroad.store.audit import Operator
 from postroad.store.statements import Row, Statement, as_json
 
 DELETED = "its stream was deleted"
 STOPPED = "its stream was stopped"
+CANCELLED = "it was cancelled"
 OUT_OF_TIME = "it was not finished in time"
 DROPPED = "its report was dropped: the stream that wanted it was deleted"
 _LAST_POSITION = 2**63 - 1
@@ -70,14 +72,14 @@ _STANDING = Statement(f"""
     coalesce((SELECT max(d.depth) FROM {{p}}delegations AS d WHERE {_OPEN_THERE}), 0) AS depth
 """)
 _KNOWN = Statement("SELECT 1 FROM {p}delegations WHERE stream = :stream AND key = :key")
-_COLUMNS = "stream, key, child, status, depth, created_at, deadline_at, ended_at, error, note"
-_OPEN_OF = Statement(f"SELECT {_COLUMNS} FROM {{p}}delegations AS d WHERE {_OPEN_THERE} ORDER BY position LIMIT :limit")
+COLUMNS = "stream, key, child, status, depth, created_at, deadline_at, ended_at, error, note"
+_OPEN_OF = Statement(f"SELECT {COLUMNS} FROM {{p}}delegations AS d WHERE {_OPEN_THERE} ORDER BY position LIMIT :limit")
 _LAST_OF = Statement(
-    f"SELECT {_COLUMNS} FROM {{p}}delegations WHERE child = :child AND ended_at IS NOT NULL "
+    f"SELECT {COLUMNS} FROM {{p}}delegations WHERE child = :child AND ended_at IS NOT NULL "
     "ORDER BY ended_at DESC, position DESC LIMIT 1"
 )
-_OF = Statement(f"SELECT {_COLUMNS} FROM {{p}}delegations WHERE stream = :stream ORDER BY key LIMIT :limit")
-_OPEN_BY = Statement(f"SELECT {_COLUMNS} FROM {{p}}delegations AS d WHERE {_OPEN_HERE} ORDER BY key LIMIT :limit")
+_OF = Statement(f"SELECT {COLUMNS} FROM {{p}}delegations WHERE stream = :stream ORDER BY key LIMIT :limit")
+_OPEN_BY = Statement(f"SELECT {COLUMNS} FROM {{p}}delegations AS d WHERE {_OPEN_HERE} ORDER BY key LIMIT :limit")
 
 _Place = tuple[str, str]
 
@@ -136,9 +138,9 @@ def _begin(
 def _stops(turns: Sequence[TurnCommit]) -> dict[str, int]:
     """Where the last stop stands that each of the turns has seen to."""
     return {
-        turn.claim.stream: max(event.position for event in turn.consumed if event.kind == STOP_NAME)
+        turn.claim.stream: max(event.position for event in turn.consumed if stopping.stops_all(event))
         for turn in turns
-        if any(event.kind == STOP_NAME for event in turn.consumed)
+        if any(stopping.stops_all(event) for event in turn.consumed)
     }
 
 
@@ -174,6 +176,27 @@ def _cancel(conn: Connection, before: Mapping[str, int], why: str, *, now: int) 
     rows = _locked(conn, {(row.stream, row.key) for row in found if row.position < before[row.child]})
     open_ = [row for row in rows if row.status == DelegationStatus.OPEN]
     _end(conn, [_ending(row, DelegationStatus.CANCELLED, why) for row in open_], now=now)
+
+
+def cancel_by(conn: Connection, stream: str, key: str, *, by: Operator, now: int) -> Cancellation:
+    """End one delegation for an operator, audited, and have the stream that works at it withdraw or stop that work."""
+    row = next(iter(_locked(conn, [(stream, key)])), None)
+    if row is None:
+        return Cancellation(done=False, status="", refused="there is no such delegation")
+    if row.status != DelegationStatus.OPEN:
+        return Cancellation(done=False, status=row.status, refused=f"it has ended before: {row.status}")
+    why = f"{CANCELLED}: {by.reason}" if by.reason else CANCELLED
+    _end(conn, [_ending(row, DelegationStatus.CANCELLED, why)], now=now)
+    try:
+        inbox.publish(conn, [stopping.cancelling(row.child, stream, key)], now=now)
+    except StreamDeleted:  # nothing waits there any more
+        pass
+    before = {"key": key, "stream": row.child, "status": row.status}
+    audit.record(
+        conn, "delegation.cancel", stream, by=by, before=before, after={"status": DelegationStatus.CANCELLED}, now=now
+    )
+    dialects.notify_at_commit(conn, frozenset({"turns"}))
+    return Cancellation(done=True, status=DelegationStatus.CANCELLED)
 
 
 def expire(conn: Connection, *, limit: int, now: int) -> int:
@@ -228,22 +251,23 @@ def known(conn: Connection, stream: str, key: str) -> bool:
 def open_of(conn: Connection, child: str, *, limit: int) -> list[Delegation]:
     """What a stream is asked to do and has not finished, oldest first."""
     dialects.distrust_statistics(conn)
-    return [_shown(row) for row in _OPEN_OF(conn, child=child, limit=limit)]
+    return [shown(row) for row in _OPEN_OF(conn, child=child, limit=limit)]
 
 
 def last_of(conn: Connection, child: str) -> Delegation | None:
     """Of what a stream was asked to do what ended last: what a late word is about; None: nothing has."""
     dialects.distrust_statistics(conn)
-    return next((_shown(row) for row in _LAST_OF(conn, child=child)), None)
+    return next((shown(row) for row in _LAST_OF(conn, child=child)), None)
 
 
 def of(conn: Connection, stream: str, *, open_only: bool = False, limit: int) -> list[Delegation]:
     """What a stream has delegated, by key."""
     dialects.distrust_statistics(conn)
-    return [_shown(row) for row in (_OPEN_BY if open_only else _OF)(conn, stream=stream, limit=limit)]
+    return [shown(row) for row in (_OPEN_BY if open_only else _OF)(conn, stream=stream, limit=limit)]
 
 
-def _shown(row: Row) -> Delegation:
+def shown(row: Row) -> Delegation:
+    """A row as programs see it."""
     return Delegation(
         parent=row.stream,
         key=row.key,

@@ -114,8 +114,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement], *, now: int) -> 
     """What attempts say about gates, in the transaction that settles them.
 
     An unreachable destination closes its gate, or keeps it closed for longer if the attempt was the gate's probe. Any
-    other result of a probe opens what it tried; one that was cut short is followed by another. Whoever has lost the
-    claim says nothing.
+    other result of a probe opens what it tried; one that was cut short, or that never reached its sender, is followed
+    by another. Whoever has lost the claim says nothing.
     """
     telling = [each for each in settlements if each.probe or each.result == "unreachable"]
     if not telling:
@@ -151,7 +151,7 @@ def _following(gate: _Gate, each: Settlement, *, now: int) -> dict[str, object] 
     if each.result == "unreachable" and gate.host == each.gate:
         failures, until, reason = gate.failures + 1, now + _hold(gate.failures + 1, each), safe_error(each.error)
         return {"kind": gate.kind, "host": gate.host, "until": until, "failures": failures, "reason": reason}
-    return _as_it_was(gate, now=now) if each.result == "cut_short" else None
+    return _as_it_was(gate, now=now) if each.unsent or each.result == "cut_short" else None
 
 
 def _as_it_was(gate: _Gate, *, now: int) -> dict[str, object]:

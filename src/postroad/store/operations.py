@@ -74,7 +74,7 @@ def start(conn: Connection, starts: Sequence[Start], *, now: int) -> list[None]:
     """
     held = queues.require(conn, [one.hold for one in starts])
     for stream, row in held.items():
-        if stopping.is_behind(row.picked, row.stop):
+        if stopping.ends(row.picked, row.stop):
             raise TurnStopped(stream, stream=stream, reason="turn.stopped")
     _START(conn, started=as_json([msgspec.to_builtins(one.row) for one in starts]), now=now)
     return [None for _ in starts]

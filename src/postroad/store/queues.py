@@ -29,7 +29,7 @@ STREAM_DELETED = "stream_deleted"
 _SETS = Statement(
     "SELECT want.stream, (SELECT s.version FROM {p}streams s WHERE s.id = want.stream) AS version, "
     "(SELECT s.deleted_at FROM {p}streams s WHERE s.id = want.stream) AS deleted_at, "
-    + stopping.LAST
+    + stopping.ASKS
     % "want.stream"
     + " AS stop, "
     "CASE WHEN want.fresh = 1 THEN CAST((SELECT {json_agg}(cut.position) FROM ("
@@ -66,7 +66,7 @@ _FRONT = Statement(
 _LOCK_SOME = Statement("SELECT stream FROM {p}queues WHERE stream {in_list:streams} ORDER BY stream {skip_locked}")
 _ADOPT = Statement("UPDATE {p}inbox SET front = 0 WHERE front = 1 AND position {in_ints:positions}")
 _LOCK = Statement(
-    "SELECT stream, claim_token, picked, alone, " + stopping.LAST % "q.stream" + " AS stop FROM {p}queues AS q "
+    "SELECT stream, claim_token, picked, alone, " + stopping.ASKS % "q.stream" + " AS stop FROM {p}queues AS q "
     "WHERE stream {in_list:streams} ORDER BY stream {for_update}"
 )
 _RENEW = Statement("UPDATE {p}queues SET until = :until WHERE claim_token IS NOT NULL AND stream {in_list:streams}")
@@ -102,7 +102,7 @@ class _Set(msgspec.Struct, kw_only=True):
     candidate: Candidate
     version: int
     deleted: bool
-    stop: int | None
+    stop: str | None
     positions: list[int]
     events: list[InboxEvent] = []
 
@@ -232,7 +232,7 @@ def _claim(one: _Set, token: str, *, until: int) -> TurnClaim:
         interrupted=one.candidate.claim_token is not None,
         alone=one.candidate.alone is not None,
         again=one.candidate.picked is not None,
-        stopping=stopping.is_behind(one.candidate.picked, one.stop),
+        stopping=stopping.ends(one.candidate.picked, one.stop),
     )
 
 

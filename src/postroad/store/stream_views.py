@@ -14,6 +14,7 @@ from postroad.model.lifecycle import QueueState
 from postroad.model.streams import EventRow, StreamRow, StreamState, WaitingEvent
 from postroad.store import dialects, inbox
 from postroad.store.statements import Statement, as_json
+from postroad.store.status import DROPPED
 
 LOOKED_AT_MAX = 100
 DEAD_MAX = 10_000
@@ -108,7 +109,8 @@ _SEEN = Statement(
             ("queues", "stream", "heard_at", _HEARD_AT),
         )
     )
-    + f", (SELECT count(*) FROM (SELECT 1 FROM {{p}}inbox WHERE stream = asked.name AND {_IS_DEAD} LIMIT :dead) AS cut"
+    + f", (SELECT count(CASE WHEN reason NOT IN {DROPPED} THEN 1 END) FROM (SELECT reason FROM {{p}}inbox "
+    f"WHERE stream = asked.name AND {_IS_DEAD} LIMIT :dead) AS cut"
     ") AS dead, CAST((SELECT {json_agg}(front.position) FROM (SELECT i.position FROM {p}inbox AS i "
     "WHERE i.type = asked.type AND i.stream = asked.name AND i.reason IS NULL ORDER BY i.position LIMIT :most"
     ") AS front) AS text) AS waiting FROM {rows:asked(name text, type text)} ORDER BY asked.ord"

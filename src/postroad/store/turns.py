@@ -110,7 +110,7 @@ def _fenced(conn: Connection, turns: Sequence[TurnCommit]) -> dict[str, Row]:
     failpoint("turns.fenced")
     for turn in turns:
         row = held[turn.claim.stream]
-        if turn.stoppable and stopping.is_behind(row.picked, row.stop):
+        if turn.stoppable and stopping.ends(row.picked, row.stop):
             raise TurnStopped(turn.claim.stream, stream=turn.claim.stream, reason="turn.stopped")
     return held
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from postroad.surfaces import cron_commands, dispatch_commands, gate_commands, stream_commands
+from postroad.surfaces import cron_commands, delegation_commands, dispatch_commands, gate_commands, stream_commands
 from postroad.surfaces.options import DatabaseOption, JsonOption, SchemaOption
 from postroad.surfaces.output import WrongUse, reporting, say, show_json, show_wrong_use
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(stream_commands.app, name="stream")
 app.add_typer(dispatch_commands.app, name="dispatch")
+app.add_typer(delegation_commands.app, name="delegation")
 app.add_typer(gate_commands.app, name="gate")
 app.add_typer(cron_commands.app, name="cron")
 

@@ -20,6 +20,7 @@ from postroad.store.database import Database
 from postroad.store.executor import Inline
 from postroad.surfaces import reading
 from postroad.surfaces.checks import Check
+from postroad.surfaces.cron_checks import of_crons
 from postroad.surfaces.output import Unavailable, length
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def _of_work(post: "Postroad", database: Database, settings: Mapping[str, Settin
     if found.pump_lag > OVERDUE_MAX:
         lag = f"a timer has been due for {length(found.pump_lag)}"
         yield Check("warning", "pump", lag, "is `postroad run` up, with `timers` among its loops?")
+    yield from of_crons(post, database, now=now)
 
 
 def _is_elsewhere(post: "Postroad", kind: str) -> bool:

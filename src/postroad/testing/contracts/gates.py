@@ -175,6 +175,24 @@ class GateContract:
         ended(run, second)
         assert closed(run) == [("mail", "a.example", 1)]
 
+    def test_a_probe_that_was_never_sent_opens_nothing(self, run: Run, clock: FakeClock) -> None:
+        """It fails as an attempt does, and says nothing about the host: the next one may try it at once."""
+        enqueue(run, to(1, "a.example"), to(2, "a.example"))
+        first, _ = claim(run)
+        down(run, first)
+        wait(clock, model.hold(1, 0.0))
+        (probe,) = claim(run, token="probe")
+        result = settlement(
+            probe, "failed", error="cannot be read", policy=PATIENT, host=probe.host, probe=probe.probe, unsent=True
+        )
+        run(settle.settle, [result])
+        assert probe.probe
+        assert closed(run) == [("mail", "a.example", 1)]
+        assert [row.status for row in run(outbox_rows) if row.id == probe.id] == ["pending"]
+        enqueue(run, to(3, "a.example"))
+        (again,) = claim(run, token="again")
+        assert (again.probe, again.key) == (True, "key/3")
+
     def test_a_probe_that_was_cut_short_is_followed_by_another(self, run: Run, clock: FakeClock) -> None:
         """A process that ends while it tries leaves that to others, at once."""
         enqueue(run, to(1, "a.example"))

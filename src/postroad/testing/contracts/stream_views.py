@@ -8,7 +8,7 @@ from typing import Any
 
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.rows import NewAlert
-from postroad.store import queues, stream_views
+from postroad.store import queues, stopping, stream_views
 from postroad.testing.contracts.deletion import OTHER, delete
 from postroad.testing.contracts.streams import LEASE, STREAM, Uses, commit, decided, event, hold
 
@@ -54,6 +54,22 @@ class StreamViewsContract(Uses):
         assert [(one.position, one.key, one.kind) for one in found.waiting] == [(0, "e2", "ping"), (1, "e3", "ping")]
         assert (found.waiting[1].received_at - found.waiting[0].received_at).total_seconds() == 5
         assert (found.dead, found.why.startswith("Events have waited since")) == (1, True)
+
+    def test_a_withdrawn_event_is_no_dead_one(self, run: Run, clock: FakeClock) -> None:
+        """What a stop has withdrawn and what was dropped with its stream is not counted as dead, but can be seen."""
+        self.publish(run, event(1))
+        held = self.claim_one(run)
+        commit(run, decided(held, consumed=[], dead=held.events, dead_reason="poison"))
+        self.publish(run, event(2), stopping.event(STREAM, "s"))
+        commit(run, decided(self.claim_one(run, "t2")))
+        self.publish(run, event(3))
+        delete(run, STREAM)
+        assert self.claim(run, "t3") == []
+        assert run(stream_views.row, STREAM, now=clock.wall()).dead == 1
+        found = run(stream_views.events, STREAM, dead_ones=True, after=None, limit=9)
+        assert [(one.key, one.reason) for one in found] == [
+            ("e3", queues.STREAM_DELETED), ("e2", stopping.WITHDRAWN), ("e1", "poison"),
+        ]  # fmt: skip
 
     def test_a_worker_that_falls_silent(self, run: Run, clock: FakeClock) -> None:
         """After half a lease without a word it is said since when; a renewal ends that, and so does the claim's end."""
