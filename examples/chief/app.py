@@ -30,8 +30,8 @@ async def room(turn: Turn) -> None:
 @post.cron("backup", "*/10 * * * * *", tz="UTC")
 def backup(turn: Turn) -> None:
     """Back up, and tell the room. It never waits for the room, so that its next run is on time."""
-    at = turn.events[0].data["scheduled_at"][11:19]
-    turn.post.report(ROOM, {"text": f"backup of {at}: ok"}, key=f"backup:{at}")
+    at = turn.events[0].data["scheduled_at"]
+    turn.post.report(ROOM, {"text": f"backup of {at[11:19]}: ok"}, key=f"backup:{at}")
 
 
 @post.sender(PAGE)

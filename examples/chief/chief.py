@@ -115,7 +115,7 @@ def main() -> None:
     for entry in landed():
         data = entry.data if isinstance(entry.data, dict) else {}
         text = data.get("text") or (data.get("data") or {}).get("text", "")
-        print(f"  {entry.seq:2}  {entry.kind:20} {entry.key[:24]:24} {text}")
+        print(f"  {entry.seq:2}  {entry.kind:20} {entry.key[:34]:34} {text}")
     print("\nthe pager rang:")
     for line in app.RINGS.read_text().splitlines():
         print(f"  {line}")

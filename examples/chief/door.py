@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from postroad import InvalidInput, Refused
 from postroad.agent.doors import Ring, report_or_ring
 
 BODY_BYTES_MAX = 16 * 1024
@@ -24,7 +25,7 @@ class Notice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def notify(request: Request) -> Response:
-    """Accept a notice: 200 it stands in the room, 202 the pager rang, 503 come again."""
+    """Accept a notice: 200 it stands in the room, 202 the pager rang, 503 come again; 422 and 409 never."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -35,7 +36,11 @@ async def notify(request: Request) -> Response:
     except msgspec.MsgspecError as error:  # no JSON, or other fields
         return JSONResponse({"error": str(error)}, 422)
     ring = Ring(kind=app.PAGE, body={"text": notice.text})
-    told = await report_or_ring(app.post, app.ROOM, {"text": notice.text}, key=notice.key, ring=ring)
+    try:
+        told = await report_or_ring(app.post, app.ROOM, {"text": notice.text}, key=notice.key, ring=ring)
+    except Refused as refused:  # a key that cannot be, or that something else has taken
+        status = 422 if isinstance(refused, InvalidInput) else 409
+        return JSONResponse({"error": str(refused)}, status)
     return JSONResponse({"landed": told.entry is not None, "rang": told.rang}, told.status)
 
 

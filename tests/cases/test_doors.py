@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from postroad import Dispatch, GiveUp, Kind, OutcomeUnknown, Postroad, SourceRefused, Turn
+from postroad import (
+    Dispatch,
+    GiveUp,
+    InvalidInput,
+    KeyConflict,
+    Kind,
+    OutcomeUnknown,
+    Postroad,
+    Refused,
+    SourceRefused,
+    Turn,
+)
 from postroad.agent.doors import Ring, Told, report_or_ring, ring_then_report
 from tests.cases.apps import OpenApp, idle, until
 
@@ -42,6 +53,8 @@ class Room:
             if self.refusals:
                 raise self.refusals.pop(0)
             self.rings.append(d.body["text"])
+
+        post.elsewhere("other")
 
     def occupy(self) -> None:
         """Have a turn begin that does not end by itself."""
@@ -162,3 +175,52 @@ def test_what_stops_somebody_rings_before_it_waits(room: Room) -> None:
     room.free()
     landed = asyncio.run(warn())
     assert (landed.status, room.landed(), room.rings) == (200, {"task:7": 1}, ["blocked"])
+
+
+LONG = "k" * 510
+RINGS = {
+    "no ring": (None, "ring must be a Ring"),
+    "an unknown kind": (Ring(kind="nobody", body={}), "Nobody in this app declares"),
+    "no payload": (Ring(kind=PAGE, body={"text": object()}), "object"),
+    "no destination": (Ring(kind=PAGE, body={"text": "x"}, to=5), "to must be"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("asked", [report_or_ring, ring_then_report])
+@pytest.mark.parametrize("name", RINGS)
+def test_a_ring_that_cannot_be_is_refused_before_anything_is_stored(room: Room, name: str, asked: Any) -> None:
+    """What is wrong with a ring is known when the door is built, not on the day on which the room is busy."""
+    ring, said = RINGS[name]
+    with pytest.raises(Refused, match=said):
+        asyncio.run(asked(room.post, ROOM, {"text": "x"}, key="k", ring=ring))
+    assert room.post.dispatches.list() == []
+    assert room.landed() == {}
+    assert room.post.streams.events(ROOM) == []
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *({"key": key} for key in ("", LONG, "postroad.x")),
+        {"stream": "no stream"}, {"data": object()}, {"wait": -1}, {"owner": "ann"},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("asked", [report_or_ring, ring_then_report])
+def test_a_report_that_cannot_be_rings_nobody(room: Room, how: dict[str, Any], asked: Any) -> None:
+    """A stream, a key, a payload or a wait that is none is refused in either order before anybody is rung."""
+    given = {"stream": ROOM, "data": {"text": "x"}, "key": "k", **how}
+    ring = Ring(kind=PAGE, body={"text": "x"})
+    with pytest.raises(InvalidInput):
+        asyncio.run(asked(room.post, given.pop("stream"), given.pop("data"), ring=ring, **given))
+    assert room.post.dispatches.list() == []
+    assert room.post.streams.events(ROOM) == []
+
+
+def test_a_key_that_something_else_was_sent_under_is_no_ring(room: Room) -> None:
+    """The caller hears that it was not rung, instead of taking another message for its ring."""
+    with room.post.begin() as tx:
+        tx.send("other", {}, key="ring:coop:1")
+    room.occupy()
+    with pytest.raises(KeyConflict, match=r"ring:coop:1 was sent before as other"):
+        room.told()
+    assert room.rings == []

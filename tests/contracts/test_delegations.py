@@ -130,7 +130,7 @@ class TestDelegations(Scene):
         assert (row.deadline - row.created_at).total_seconds() == TIMEOUT / SECOND
         assert run(delegations.standing, PARENT, most=9) == delegations.Standing(1, 0)
         assert run(delegations.standing, CHILD, most=9) == delegations.Standing(0, 1)
-        assert (run(delegations.known, PARENT, "k"), run(delegations.known, PARENT, "x")) == (True, False)
+        assert (run(delegations.known, PARENT, "k"), run(delegations.known, PARENT, "x")) == (CHILD, None)
 
     def test_counting_ends_at_the_bound(self, run: Run) -> None:
         """However many are open, no more than the bound are counted."""

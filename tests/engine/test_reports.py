@@ -307,6 +307,7 @@ def test_a_recorded_stream_takes_reports_like_all_else(harness: Open) -> None:
         ({"wait": "5"}, "wait"),
         ({"source": "here"}, "source"),
         ({"owner": ""}, "owner"),
+        ({"owner": "ann"}, "owner"),
         ({"on_conflict": "replace"}, "on_conflict"),
     ],
 )
@@ -366,6 +367,20 @@ def test_the_application_says_whose_a_stream_is(harness: Open) -> None:
         asyncio.run(app.post.areport(CHAT, "x", key="k3", source="chat/7", owner="bob"))
     h.drain()
     assert keys(h) == ["k", "k2"]
+
+
+def test_an_owner_is_a_name(harness: Open) -> None:
+    """An application that answers with an id of its own is told so, instead of finding that nothing is anybody's."""
+    app = App()
+
+    @app.post.stream_owner
+    def owner(conn: Connection, stream: str) -> Any:
+        return 7
+
+    h = harness(app.post)
+    with pytest.raises(InvalidInput, match="stream_owner has said 7 of chat/7: it must be a text or None"):
+        app.post.report(CHAT, "x", key="k", source="chat/7", owner="7")
+    assert h.post.database.read(inbox.waiting, CHAT) == 0
 
 
 def test_an_owner_is_declared_once() -> None:

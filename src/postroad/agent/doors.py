@@ -6,16 +6,20 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from postroad.engine.app import Postroad
+from postroad.engine.reports import written
+from postroad.engine.transaction import Transaction
 from postroad.model.clock import SECOND, span
-from postroad.model.dispatches import DispatchRow
-from postroad.model.errors import Span
+from postroad.model.dispatches import Accepted, DispatchRow
+from postroad.model.errors import InvalidInput, KeyConflict, Span, UnknownKind, shown
 from postroad.model.events import Entry
 from postroad.model.kinds import Kind
 from postroad.model.lifecycle import Reason, Status
+from postroad.model.payload import KEY_BYTES_MAX, text
 from postroad.store import dispatch_views
 
 T = TypeVar("T")
 ACTOR = "door"
+PREFIX = "ring:"
 LOOK_SECONDS = 0.1
 WAIT_SECONDS = 2
 PATIENCE_SECONDS = 5
@@ -89,9 +93,13 @@ async def report_or_ring(
         source, owner: As `areport` has them.
 
     Raises:
-        SourceRefused, StreamDeleted, InvalidInput: As `areport` does; then nothing was rung.
+        InvalidInput: A value is none, of the report or of the ring; nothing was reported or rung.
+        UnknownKind: Nobody in this app declares the ring's kind; nothing was reported or rung.
+        SourceRefused, StreamDeleted, KeyConflict: As `areport` does; then nothing was rung.
+        KeyConflict: Something else was sent under the ring's key; the report is accepted.
     """
     patient = span(patience, "patience") / SECOND
+    _check(post, key, ring)
     entry = await post.areport(stream, data, key=key, wait=wait, source=source, owner=owner)
     if entry is not None:
         return Told(entry=entry, ring=None)
@@ -115,22 +123,52 @@ async def ring_then_report(
     """Ring the second channel first, once for each key, then report: for what stops somebody's work.
 
     The ring is committed before the report, which waits at most `wait` for a conversation that may be busy. The
-    arguments and errors are those of `report_or_ring`; a report that is refused has rung all the same.
+    arguments and errors are those of `report_or_ring`. What is no stream, no key or no payload rings nobody; a report
+    that is refused for what is in the database (StreamDeleted, SourceRefused, KeyConflict) has rung all the same.
     """
+    _check(post, key, ring)
+    written(stream, data, key=key, source=source, owner=owner, on_conflict="keep")
+    span(wait, "wait")
     id = await _send(post, key, ring)
     entry = await post.areport(stream, data, key=key, wait=wait, source=source, owner=owner)
     return Told(entry=entry, ring=await _look(post, id))
 
 
+def _check(post: Postroad, key: str, ring: Ring[Any]) -> None:
+    """Refuse at once what could not be rung later, when the report is accepted."""
+    if not isinstance(ring, Ring):
+        raise InvalidInput(f"ring must be a Ring, got {shown(ring)}.", field="ring")
+    if len(text(key, "key").encode()) > KEY_BYTES_MAX - len(PREFIX):
+        most = KEY_BYTES_MAX - len(PREFIX)
+        raise InvalidInput(f"key is longer than {most} bytes: the ring's is {PREFIX!r} and it.", field="key")
+    _send_in(Transaction(post), key, ring)  # which nobody commits
+
+
+def _send_in(tx: Transaction, key: str, ring: Ring[Any]) -> Accepted:
+    return tx.send(ring.kind, ring.body, to=ring.to, key=PREFIX + key, on_conflict="keep")
+
+
 async def _send(post: Postroad, key: str, ring: Ring[Any]) -> str:
     """The id of the one dispatch with this key; one that was given up without having been heard is sent again."""
     async with post.begin() as tx:
-        sent = tx.send(ring.kind, ring.body, to=ring.to, key=f"ring:{key}", on_conflict="keep")
-    if not sent.created:
-        row = await _look(post, sent.id)
-        if row is not None and row.reason in _UNHEARD:
-            await asyncio.to_thread(post.dispatches.retry, sent.id, actor=ACTOR, reason="asked for again")
+        sent = _send_in(tx, key, ring)
+    row = None if sent.created else await _look(post, sent.id)
+    if row is None:
+        return sent.id
+    if not _is_of(post, ring.kind, row):
+        raise KeyConflict(f"{row.key} was sent before as {row.kind}: a ring's key is for rings.", key=row.key)
+    if row.reason in _UNHEARD:
+        await asyncio.to_thread(post.dispatches.retry, sent.id, actor=ACTOR, reason="asked for again")
     return sent.id
+
+
+def _is_of(post: Postroad, kind: Kind[Any] | str, row: DispatchRow) -> bool:
+    """Whether a dispatch is of this kind, by any of its names."""
+    name = kind.name if isinstance(kind, Kind) else kind
+    try:
+        return row.kind == name or post.declared(row.kind) is post.declared(name)
+    except UnknownKind:
+        return False
 
 
 async def _heard(post: Postroad, id: str, patience: float) -> DispatchRow | None:

@@ -196,7 +196,7 @@ class Postroad(Handlers):
             data: What a payload may be. The entry holds it as `data`, with what a conversation needs (`Report`).
             key: The entry's key, the same on every retry: what was reported under it first stands.
             wait: None waits until the report has landed or its stream is deleted. In a turn nobody waits.
-            source: The stream it comes from. It must be there, and be the `owner`'s, see `stream_owner`.
+            source: The stream it comes from. It must be there, and be the `owner`'s if one is given (`stream_owner`).
             on_conflict: "error" refuses other content under a key instead.
 
         Returns:

@@ -68,7 +68,8 @@ class Delegating:
         """The event that starts it, and the row to write; None: this turn has delegated the same before.
 
         Raises:
-            KeyConflict: This turn has delegated something else under the key.
+            KeyConflict: This stream has delegated something else under the key.
+            StreamDeleted: It has delegated this before, to a stream that was deleted.
         """
         task, depth, length = checked
         said = Task(
@@ -78,11 +79,12 @@ class Delegating:
             stream=child, event_id=ids.task_id(self._stream, key), kind=TASK_NAME,
             data=msgspec.json.encode(said).decode(),
         )  # fmt: skip
-        first = self._made.setdefault(key, event)
-        if first is not event:
+        if (first := self._made.get(key)) is not None:
             if first != event:
                 raise KeyConflict(f"This turn has delegated something else under {key!r}.", key=key)
             return event, None
+        self._database.read(delegations.check_same, self._stream, key, event)
+        self._made[key] = event
         made = NewDelegation(
             stream=self._stream, key=key, child=child, event_id=event.event_id, depth=depth, timeout=length
         )  # fmt: skip
@@ -129,7 +131,7 @@ class Delegating:
         return count + sum(not self._is_known(made) for made in self._made) >= most
 
     def _is_known(self, key: str) -> bool:
-        return self._database.read(delegations.known, self._stream, key)
+        return self._database.read(delegations.known, self._stream, key) is not None
 
     def _place(self, task: object) -> _Place:
         if isinstance(task, Delegation) and task.stream == self._stream:
@@ -148,6 +150,8 @@ class Delegating:
             raise Refused(f"{self._stream} has several tasks open: say which one by `task`, its TASK event.")
         if places:
             return places[0]
+        if self._ended:
+            raise Refused(f"This turn has finished all that was delegated to {self._stream}.")
         last = self._database.read(delegations.last_of, self._stream)
         if last is None:
             raise Refused(f"Nothing was delegated to {self._stream}.")

@@ -11,7 +11,7 @@ from postroad.engine.wakeups import Wakeups
 from postroad.engine.watching import Hub
 from postroad.model import reports
 from postroad.model.clock import SECOND, span
-from postroad.model.errors import Refused, Span
+from postroad.model.errors import InvalidInput, Refused, Span
 from postroad.model.events import REPORT_NAME, Entry
 from postroad.model.ids import check_event_key, check_stream
 from postroad.model.payload import encode, text
@@ -39,6 +39,8 @@ def written(
     keep = one_of(on_conflict, ("keep", "error"), "on_conflict") == "keep"
     event = reports.event(check_stream(stream), check_event_key(key), encode(data), source=origin)
     whose = None if owner is None else text(owner, "owner")
+    if whose is not None and origin is None:
+        raise InvalidInput("owner says whose the source has to be: give source, too.", field="owner")
     return NewReport(event=replace(event, keep=keep), source=origin, owner=whose)
 
 

@@ -139,8 +139,9 @@ class Turn(Transaction):
         Raises:
             InvalidInput: The stream is not `type/id`, or the key, the task or the timeout cannot be stored.
             Refused: It is this stream itself, too many delegations are open, or they are too deep (`post.delegation`).
-            KeyConflict: This turn has delegated something else under the key; if an earlier one has, at the commit.
-            StreamDeleted: At the commit, if the stream was deleted; at once, if this turn deletes it.
+            KeyConflict: This stream has delegated something else under the key.
+            StreamDeleted: The stream was deleted: at once if this turn deletes it, or if the same was delegated before,
+                else at the commit.
         """
         records, child = self._open_records(), self._living(ids.check_stream(stream))
         given = None if key is None else ids.check_event_key(key)

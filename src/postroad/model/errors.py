@@ -5,6 +5,11 @@ from typing import Any
 
 Span = float | timedelta
 SHOWN_CHARS_MAX = 80
+INSIDE = (
+    "A function that `write` runs, or a `stream_owner`, works with the connection that it is given: there "
+    "post.join(connection) does what post.begin() does elsewhere. What takes no connection, such as post.report or "
+    "post.read, is called after the transaction, or by the turn's handler itself."
+)
 
 
 def shown(value: object) -> str:
@@ -28,6 +33,8 @@ class PostroadError(Exception):
 
     def __str__(self) -> str:
         said = (type(self).__doc__ or "").strip().split("\n", 1)[0]
+        if self.detail and said == f"{type(self).__name__}.":
+            return self.detail  # whoever shows an error shows its class first
         return f"{said} {self.detail}".strip()
 
 
@@ -102,7 +109,10 @@ class NotInTransaction(Refused):
 
 
 class NestedTransaction(Refused):
-    """A transaction was opened from inside a transaction; pass the connection on instead."""
+    """This was called from inside a transaction, where no other one can be opened."""
+
+    def __init__(self, detail: str = INSIDE, **about: Any) -> None:
+        super().__init__(detail, **about)
 
 
 class StreamDeleted(Refused):

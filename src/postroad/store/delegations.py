@@ -36,6 +36,7 @@ STOPPED = "its stream was stopped"
 CANCELLED = "it was cancelled"
 OUT_OF_TIME = "it was not finished in time"
 DROPPED = "its report was dropped: the stream that wanted it was deleted"
+_CURE = "another task needs another key."
 _LAST_POSITION = 2**63 - 1
 
 _INSERT = Statement(
@@ -71,7 +72,7 @@ _STANDING = Statement(f"""
             WHERE {_OPEN_HERE} LIMIT :most) AS part) AS open,
     coalesce((SELECT max(d.depth) FROM {{p}}delegations AS d WHERE {_OPEN_THERE}), 0) AS depth
 """)
-_KNOWN = Statement("SELECT 1 FROM {p}delegations WHERE stream = :stream AND key = :key")
+_KNOWN = Statement("SELECT child FROM {p}delegations WHERE stream = :stream AND key = :key")
 COLUMNS = "stream, key, child, status, depth, created_at, deadline_at, ended_at, error, note"
 _OPEN_OF = Statement(f"SELECT {COLUMNS} FROM {{p}}delegations AS d WHERE {_OPEN_THERE} ORDER BY position LIMIT :limit")
 _LAST_OF = Statement(
@@ -132,7 +133,7 @@ def _begin(
     written = {(row.stream, row.key) for row in _INSERT(conn, made=as_json(rows), now=now)} if rows else set()
     for row in rows:
         if (row["stream"], row["key"]) not in written:
-            raise KeyConflict(f"{row['key']!r} was delegated to another stream before.", key=row["key"])
+            raise KeyConflict(f"{row['stream']} has delegated {row['key']!r} before: {_CURE}", key=row["key"])
 
 
 def _stops(turns: Sequence[TurnCommit]) -> dict[str, int]:
@@ -243,9 +244,26 @@ def standing(conn: Connection, stream: str, *, most: int) -> Standing:
     return Standing(row.open, row.depth)
 
 
-def known(conn: Connection, stream: str, key: str) -> bool:
-    """Whether a stream has delegated under this key before."""
-    return _KNOWN(conn, stream=stream, key=key).scalar_one_or_none() is not None
+def known(conn: Connection, stream: str, key: str) -> str | None:
+    """The stream to which another one has delegated under this key before; None: to none."""
+    found: str | None = _KNOWN(conn, stream=stream, key=key).scalar_one_or_none()
+    return found
+
+
+def check_same(conn: Connection, stream: str, key: str, event: NewEvent) -> None:
+    """Refuse the event that starts a task under a key of a stream's that stands for something else.
+
+    Raises:
+        KeyConflict: It stands for another task, or for one on another stream.
+        StreamDeleted: It stands for this one, and the stream that was to do it was deleted.
+    """
+    child = known(conn, stream, key)
+    if child is None:
+        return
+    if child != event.stream:
+        raise KeyConflict(f"{stream} has delegated {key!r} before, to {child}: {_CURE}", key=key)
+    if not inbox.is_same(conn, event):
+        raise KeyConflict(f"{stream} has delegated another task to {child} as {key!r} before: {_CURE}", key=key)
 
 
 def open_of(conn: Connection, child: str, *, limit: int) -> list[Delegation]:

@@ -114,6 +114,17 @@ def publish(conn: Connection, events: Sequence[NewEvent], *, now: int) -> list[P
     return _in_order(events, answers)
 
 
+def is_same(conn: Connection, event: NewEvent) -> bool:
+    """Whether publishing this event would be taken for the one that holds its id, if any does.
+
+    Raises:
+        StreamDeleted: The stream that the other one was published to was deleted.
+    """
+    keys = [(event.stream, event.event_id)]
+    first = _held(conn, keys) or _landed(conn, keys)
+    return all(found.is_same(event) for found in first.values())
+
+
 def add(conn: Connection, events: Sequence[NewEvent], *, now: int) -> None:
     """Put events into inboxes of which the caller knows, by a lock that others respect, that they are new."""
     failpoint("inbox.publish")
@@ -208,8 +219,9 @@ def _keys(keys: Iterable[EventKey]) -> str:
 
 def _compare(event: NewEvent, first: First) -> None:
     if not first.is_same(event):
+        other = f"as {first.kind}" if first.kind not in ("", event.kind) else "with other content"
         raise KeyConflict(
-            f"{event.event_id} of {event.stream} came before with other content.",
+            f"{event.event_id} of {event.stream} came before {other}: what is new needs another key.",
             key=event.event_id,
             stream=event.stream,
         )

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from postroad.model import ids, reports
-from postroad.model.errors import KeyConflict, SourceRefused, StreamDeleted
+from postroad.model.errors import InvalidInput, KeyConflict, SourceRefused, StreamDeleted
 from postroad.model.events import REPORT_NAME, Entry
 from postroad.model.rows import InboxEvent, NewAlert, NewEvent, TurnCommit
 from postroad.store import alerts, dialects, inbox, log
@@ -99,7 +99,10 @@ def _named_owner(row: Row) -> str | None:
 
 def _owner(conn: Connection, owner_of: OwnerOf, name: str) -> str | None:
     with dialects.users_plans(conn):
-        return owner_of(conn, name)
+        owner: object = owner_of(conn, name)
+    if owner is None or isinstance(owner, str):
+        return owner
+    raise InvalidInput(f"stream_owner has said {owner!r} of {name}: it must be a text or None.", field="stream_owner")
 
 
 def newest(conn: Connection, turns: Iterable[TurnCommit]) -> dict[str, str | None]:
