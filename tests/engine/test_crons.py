@@ -12,7 +12,9 @@ import pytest
 from postroad import GiveUp, Handlers, InvalidInput, Kind, Postroad, Refused, RetryLater, Turn
 from postroad.model import crons as rules
 from postroad.model import failpoints
-from postroad.store import alerts, crons, timers
+from postroad.model.clock import SECOND
+from postroad.model.rows import Hold
+from postroad.store import alerts, crons, queues, timers
 from postroad.testing import Harness
 from tests.engine.conftest import Open
 
@@ -222,6 +224,22 @@ def test_what_has_begun_is_tried_again_however_late(harness: Open) -> None:
     h.advance(HOUR - MINUTE)
     assert job.hours == [1, 1, 1]
     assert raised(job.post) == []
+
+
+def test_what_a_shutdown_gave_back_is_run_however_late(harness: Open) -> None:
+    """A run that a deployment has cut off had begun: what it did outside stands, so the next process runs it again."""
+    job = Job(missed="skip")
+    h = harness(job.post, start="2026-01-01T00:59Z")
+    h.drain()
+    h.clock.advance(MINUTE)
+    job.post.drain(only=["timers"])
+    (held,) = job.post.database.transact(
+        queues.claim, token="t", stream_type="cron:report", limit=1, batch=10, lease=MINUTE * SECOND
+    ).claims  # fmt: skip
+    job.post.database.transact(queues.release, Hold(STREAM, held.token))
+    h.clock.advance(10 * MINUTE)
+    h.drain()
+    assert job.hours == [1]
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,13 @@ class Scheduler(Loop):
 def left_out(cron: Cron | None, claim: TurnClaim, *, now: int, since: int) -> dict[str, str]:
     """Which of a claimed set's fires are not run, and why: reasons by event id.
 
-    What has begun is tried again however late that is: from the second attempt on it counts when the fire was told.
+    What has begun, be it given back by a shutdown, is tried again however late that is: it counts when it was told.
     """
     found: dict[str, str] = {}
     if cron is None:
         return found
     for event, fire in _fires(claim.events):
-        seen = now if claim.attempt == 1 else event.received_at
+        seen = event.received_at if claim.again else now
         holds, due = _holding(cron, fire, since=since, now=now)
         reason = rules.reason_to_leave(due, holds.missed, fire, seen)
         if reason is not None:

@@ -132,7 +132,8 @@ def _wrongly_treated(h: History, each: _Fired) -> Iterator[str]:
     for one in h.handled:
         if one.stream == each.stream and each.event in one.events:
             run = runs[one.run]
-            late = (run.started_at if run.attempt == 1 else each.received) - each.at
+            again = any(other.turn_id == run.turn_id and other.started_at < run.started_at for other in h.runs)
+            late = (each.received if again else run.started_at) - each.at
             if late > most:
                 yield f"{said} was run, {late // SECOND} s late"
 
