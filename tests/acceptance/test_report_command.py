@@ -32,6 +32,22 @@ def owner(conn, stream):
 """
 
 
+class Unreadable(io.BufferedIOBase):
+    """stdin as it is after `0>file`."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return os.read(self._number, 1 if size is None else size)
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number
+
+
 @pytest.fixture
 def post(open_app: OpenApp) -> Postroad:
     """An app on the command's database, its loops down."""
@@ -78,6 +94,28 @@ def test_a_text_from_a_pipe(
         assert call(place, tmp_path, ROOM, "-", "--key", f"k{number}").returncode == code
     post.drain()
     assert [entry.data["data"] for entry in post.read(ROOM)] == ["one\ntwo ä"]
+
+
+@pytest.mark.parametrize("command", [("report", ROOM, "-", "--key", "k"), ("ack",)])
+@pytest.mark.parametrize("stdin", ["closed", "write-only"])
+def test_a_stdin_that_cannot_be_read_is_wrong_use(
+    post: Postroad, place: dict[str, Any], tmp_path: Path, command: tuple[str, ...], stdin: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`<&-` and the like: what reads stdin says in one line what to do, also to programs; nothing is stored."""
+    with (tmp_path / "out").open("wb", buffering=0) as out:
+        monkeypatch.setattr(sys, "stdin", None if stdin == "closed" else io.TextIOWrapper(Unreadable(out.fileno())))
+        for more in ((), ("--json",)):
+            given = {"POSTROAD_DATABASE_URL": place["database"], "POSTROAD_SCHEMA": place.get("schema") or ""}
+            environ = {**os.environ, **{name: value for name, value in given.items() if value}}
+            environ["POSTROAD_SECRET_KEY"] = "a secret of some length"
+            done = shell.here(*command, *more, folder=tmp_path, environ=environ)
+            said = json.loads(done.stdout)["error"] if more else {"kind": "invalid_input", "message": done.stderr}
+            assert (done.returncode, said["kind"]) == (2, "invalid_input")
+            assert "pipe it in, or give it as an argument" in said["message"]
+            assert "Traceback" not in done.stderr
+    post.drain()
+    assert post.read(ROOM) == []
 
 
 def test_a_source_that_is_refused(post: Postroad, place: dict[str, Any], tmp_path: Path) -> None:

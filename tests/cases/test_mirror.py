@@ -21,6 +21,7 @@ from postroad.agent.mirror import news as mirror_news
 from postroad.agent.mirror.keeping import Keeping
 from postroad.agent.mirror.mirrors import THREAD
 from postroad.agent.mirror.news import FAR_BACK, Recent
+from postroad.agent.mirror.scribe import Scribe
 from postroad.model.clock import SECOND
 from postroad.model.rows import NewEntry
 from postroad.store import alerts, log
@@ -296,6 +297,115 @@ async def test_a_disk_that_refuses_stops_nothing(
     assert "working again" in caplog.text
 
 
+async def test_whatever_lasts_is_told(
+    open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error that is none of the disk's stops one type only; people hear of it once, when it lasts and they can."""
+    monkeypatch.setattr(mirror_keeping, "AGAIN", mirror_keeping.Retry(attempts=1, first=0.02, cap=0.1))
+    caplog.set_level(logging.INFO, "postroad")
+    post, mirror = open_app(), Mirror(tmp_path, "chat", "room")
+    post.recorded("chat", "room")
+    bring = Scribe.bring
+    broken = threading.Event()
+    broken.set()
+
+    def sometimes(scribe: Scribe, streams: list[str]) -> Any:
+        if broken.is_set() and "chat/1" in streams:
+            raise ValueError("embedded null byte")
+        return bring(scribe, streams)
+
+    raise_alerts, tried = alerts.raise_alerts, []
+
+    def at_the_third_time(*args: Any, **kwargs: Any) -> Any:
+        tried.append(1)
+        if len(tried) < 3:
+            raise ValueError("away")
+        return raise_alerts(*args, **kwargs)
+
+    monkeypatch.setattr(alerts, "raise_alerts", at_the_third_time)
+    monkeypatch.setattr(Scribe, "bring", sometimes)
+    async with mirror(post), post.running():
+        publish(post, "chat/1", 1)
+        publish(post, "room/1", 1)
+        await soon(lambda: post.database.read(alerts.list_))
+        await soon(lambda: len(mirrored(mirror, "room/1")) == 1)
+        broken.clear()
+        await soon(lambda: len(mirrored(mirror, "chat/1")) == 1)
+    (alert,) = post.database.read(alerts.list_)
+    assert (alert.code, alert.subject) == ("mirror.stalled", "chat")
+    assert "ValueError: embedded null byte" in alert.detail
+    assert len(tried) == 3
+    assert caplog.text.count("it will be tried again") == 1
+    assert "working again" in caplog.text
+
+
+def test_what_does_not_last_alerts_nobody(open_app: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that does not answer for a moment is told to observers, and alerts nobody."""
+    monkeypatch.setattr(mirror_keeping, "AGAIN", mirror_keeping.Retry(attempts=1, first=0, jitter=False))
+    post = open_app()
+    grow(post, ["chat/1"], 1)
+    kept = keeping(post, tmp_path)
+    look = mirror_news.News.look
+    told: list[Exception] = []
+    post.observe(lambda name, values: told.append(values["error"]) if name == "mirror.error" else None)
+    settle(kept)
+
+    class Away(Exception):
+        pass
+
+    def raising(_news: mirror_news.News) -> list[str]:
+        raise Away
+
+    kept._look_at = 0
+    monkeypatch.setattr(mirror_news.News, "look", raising)
+    for _ in range(mirror_keeping.LASTING - 1):
+        kept.step()
+    assert kept._failures == {"": 2}
+    monkeypatch.setattr(mirror_news.News, "look", look)
+    kept.step()
+    assert post.database.read(alerts.list_) == []
+    assert [type(error) for error in told] == [Away]
+    kept.release()
+
+
+@pytest.mark.parametrize("harm", ["a file, no folder", "a folder, no file", "a folder, no lock", "a dead link"])
+def test_a_catch_up_that_cannot_write_is_refused(open_app: OpenApp, tmp_path: Path, harm: str) -> None:
+    """What the disk says is our error's cause, with the path in its text; when it is mended all is written."""
+    post, place = open_app(), tmp_path / "m"
+    mirror = Mirror(place, "chat")
+    grow(post, ["chat/1"], 3)
+    wrong = {
+        "a file, no folder": place,
+        "a folder, no file": mirror.path("chat/1"),
+        "a folder, no lock": place / "chat" / ".lock",
+        "a dead link": place,
+    }[harm]
+    wrong.parent.mkdir(parents=True, exist_ok=True)
+    if harm == "a dead link":
+        wrong.symlink_to(tmp_path / "nothing")
+    elif harm == "a file, no folder":
+        wrong.touch()
+    else:
+        wrong.mkdir()
+    for streams in ((), ("chat/1",)):
+        with pytest.raises(Refused, match=r"could not be written to: .*/m") as caught:
+            mirror.catch_up(post, *streams)
+        assert (caught.value.about, isinstance(caught.value.__cause__, OSError)) == ({"field": "folder"}, True)
+    wrong.rmdir() if wrong.is_dir() else wrong.unlink()
+    assert mirror.catch_up(post) == Caught(lines=3)
+    assert same(post, mirror, "chat/1")
+
+
+def test_a_line_that_is_too_deep_to_be_read_is_set_aside(open_app: OpenApp, tmp_path: Path) -> None:
+    """What somebody has written into a file stops nothing, however odd it is."""
+    post, mirror = open_app(), Mirror(tmp_path, "chat")
+    grow(post, ["chat/1"], 3)
+    mirror.path("chat/1").parent.mkdir(parents=True)
+    mirror.path("chat/1").write_bytes(b'{"v":1,"data":' + b"[" * 100_000 + b"\n")
+    assert mirror.catch_up(post) == Caught(lines=3, aside=1)
+    assert same(post, mirror, "chat/1")
+
+
 def test_a_file_that_is_broken_holds_up_no_other(open_app: OpenApp, tmp_path: Path) -> None:
     """A stream whose file cannot be written is tried again by itself; the others are written."""
     post, mirror = open_app(), Mirror(tmp_path, "chat")
@@ -413,11 +523,22 @@ def test_recent_things_are_told_once() -> None:
     assert recent.fresh([back], 501 * SECOND) == [back]
 
 
+class Raw:
+    """A path of bytes."""
+
+    def __fspath__(self) -> bytes:
+        return b"m"
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
         (lambda folder: Mirror("", "chat"), "folder"),
         (lambda folder: Mirror(7, "chat"), "folder"),
+        (lambda folder: Mirror(f"{folder}/bad\0x", "chat"), "folder"),
+        (lambda folder: Mirror(Path("bad\0x"), "chat"), "folder"),
+        (lambda folder: Mirror(f"{folder}/\ud800", "chat"), "folder"),
+        (lambda folder: Mirror(Raw(), "chat"), "folder"),
         (lambda folder: Mirror(folder), "stream_types"),
         (lambda folder: Mirror(folder, "chat/1"), "stream_type"),
         (lambda folder: Mirror(folder, ""), "stream_type"),
@@ -425,10 +546,13 @@ def test_recent_things_are_told_once() -> None:
         (lambda folder: Mirror(folder, "chat").path("room/1"), "stream"),
         (lambda folder: Mirror(folder, "chat").path("chat"), "stream"),
         (lambda folder: Mirror(folder, "chat").catch_up(Postroad(), "room/1"), "stream"),
+        (lambda folder: Mirror(folder, "chat").catch_up(None), "post"),
+        (lambda folder: Mirror(folder, "chat").catch_up("sqlite:///a.db", "chat/1"), "post"),
+        (lambda folder: Mirror(folder, "chat")(None), "post"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, given: Callable[[Any], Any], field: str) -> None:
-    """A folder that is none, no types, a stream for a type, files too small, and streams of other types are refused."""
+    """A folder that is none or never will be, no types, a stream for a type, other types' streams, no app."""
     with pytest.raises(InvalidInput) as caught:
         given(tmp_path)
     assert caught.value.about["field"] == field

@@ -1,6 +1,7 @@
 """Reports into a busy conversation: callers that give up, retry, are cancelled or die lose nothing and add nothing."""
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -243,6 +244,42 @@ async def test_a_handler_that_reports_to_itself_and_to_a_busy_one(open_app: Open
         free.set()
         assert await post.areport(ROOM, "x", key="r2", wait=60) is not None
     assert [one.key for one in post.read("chat/1")] == ["m1", "r1"]
+
+
+async def test_what_knows_of_a_turn_and_what_does_not(open_app: OpenApp) -> None:
+    """Tasks and `to_thread` take the context along and don't wait; a thread of the handler's own waits for its turn."""
+    post = open_app()
+    took: dict[str, float] = {}
+
+    def tell(how: str, wait: float = 30) -> None:
+        begun = time.monotonic()
+        assert post.report("chat/1", how, key=how, wait=wait) is None
+        took[how] = time.monotonic() - begun
+
+    async def atell(how: str) -> None:
+        begun = time.monotonic()
+        assert await post.areport("chat/1", how, key=how, wait=30) is None
+        took[how] = time.monotonic() - begun
+
+    @post.turn("chat")
+    async def chat(turn: Turn) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.create_task(atell("task"))
+        await asyncio.to_thread(tell, "to_thread")
+        await loop.run_in_executor(None, contextvars.copy_context().run, tell, "copied")
+        await loop.run_in_executor(None, tell, "wait=0", 0)
+        await loop.run_in_executor(None, tell, "executor", 1)
+        thread = threading.Thread(target=tell, args=("thread", 1))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    async with post.running():
+        with post.begin() as tx:
+            tx.publish("chat/1", NOTE, {}, key="m1")
+        await asyncio.to_thread(until, lambda: len(post.read("chat/1")) == 7)
+    assert all(took[how] >= 1 for how in ("executor", "thread"))
+    assert all(took[how] < 30 for how in ("task", "to_thread", "copied", "wait=0"))
+    assert [one.key for one in post.read("chat/1")] == ["m1", *took]
 
 
 REPORTER = """

@@ -1,19 +1,23 @@
 """Reports in an app: they land between turns, wake nobody unless asked to, and no turn waits for one."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, create_engine, text
 
 from postroad import (
     REPORT,
+    DatabaseBusy,
     Event,
     Handlers,
     InvalidInput,
     KeyConflict,
     Kind,
+    NestedTransaction,
     Postroad,
     Refused,
     Report,
@@ -21,9 +25,10 @@ from postroad import (
     SourceRefused,
     StreamDeleted,
     Turn,
+    sqlite,
 )
 from postroad.engine.worker import claim_all
-from postroad.store import alerts, inbox, runs, stream_views
+from postroad.store import alerts, dialects, inbox, runs, stream_views
 from postroad.testing import Harness
 from tests.engine.conftest import Open
 
@@ -90,6 +95,65 @@ def test_the_entry_is_typed(harness: Open) -> None:
         "data": {"disk": "full"}, "role": "assistant", "source": None, "origin_surface": "scheduled-task", "tools": [],
         "turn_kind": "cron", "parent": reply,
     }  # fmt: skip
+
+
+def test_a_report_from_inside_a_transaction_says_what_to_do(harness: Open) -> None:
+    """In `write` and in a `stream_owner` nothing else is opened: the error says so of any verb, and what to do."""
+    post = Postroad()
+    post.recorded("room", "src")
+    said: list[str] = []
+    verbs: list[Callable[[], object]] = [
+        lambda: post.report("room/1", "x", key="k"), lambda: post.read("room/1"), lambda: post.streams.list(),
+    ]  # fmt: skip
+
+    def inside(conn: Connection) -> None:
+        for verb in verbs:
+            with pytest.raises(NestedTransaction) as caught:
+                verb()
+            said.append(str(caught.value))
+
+    def joins(conn: Connection) -> None:
+        with post.join(conn) as tx:
+            tx.publish("room/1", NOTE, {}, key="joined")
+
+    @post.stream_owner
+    def owner(conn: Connection, stream: str) -> str:
+        inside(conn)
+        return "ann"
+
+    @post.turn("chat")
+    def chat(turn: Turn) -> None:
+        turn.write(inside)
+        turn.write(joins)
+        post.report("room/1", "x", key="from the handler")
+
+    h = harness(post)
+    with post.begin() as tx:
+        tx.publish(CHAT, NOTE, {}, key="m1")
+        tx.publish("src/1", NOTE, {}, key="m1")
+    h.drain()
+    assert post.report("room/1", "x", key="after", source="src/1", owner="ann") is None
+    assert len(said) == 2 * len(verbs)
+    for one in said:
+        assert "called from inside a transaction" in one
+        assert "post.join(connection)" in one
+        assert "such as post.report or post.read, is called after the transaction, or by the turn's handler" in one
+    h.drain()
+    assert sorted(entry.key for entry in post.read("room/1")) == ["after", "from the handler", "joined"]
+
+
+def test_a_report_beside_one_s_own_write_lock_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite has one writer: who reports while it is the writer itself hears that this is for afterwards."""
+    monkeypatch.setattr(dialects, "BUSY_MILLISECONDS", 20)
+    engine = sqlite.configure(create_engine(f"sqlite:///{tmp_path / 'own.db'}"))
+    post = Postroad(engine)
+    post.recorded("room")
+    post.check_schema()
+    with engine.begin(), pytest.raises(DatabaseBusy, match=r"such as post\.report, is called after that transaction"):
+        post.report("room/1", "x", key="k")
+    assert post.report("room/1", "x", key="k") is None
+    post.close()
+    engine.dispose()
 
 
 def test_a_turn_does_not_wait(harness: Open) -> None:

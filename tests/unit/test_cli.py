@@ -1,9 +1,12 @@
 """The command line: what it answers to people and to programs, and what it never does."""
 
 import ast
+import errno
+import io
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -405,6 +408,57 @@ def test_a_reader_that_goes_away_is_no_crash(filled: Place) -> None:
     process.stderr.close()
     process.wait(60)
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "command", [("status",), ("status", "--json"), ("dispatch", "ls"), ("dispatch", "nothing", "--json")]
+)
+def test_an_answer_that_cannot_be_written_is_told_in_a_line(command: tuple[str, ...], filled: Place) -> None:
+    """With a full disk behind stdout a command fails, says so in one line on stderr, and shows no trace."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "postroad", *command, *filled.options], stdout=full, stderr=subprocess.PIPE,
+            text=True, check=False, timeout=60, env={**os.environ, "POSTROAD_BUNDLED_SQLITE": "1"},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "postroad: the answer could not be written to stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize(
+    ("number", "told"), [(errno.ENOSPC, "No space left"), (errno.EIO, "Input/output"), (errno.EPIPE, "")]
+)
+def test_what_stdout_does_not_take_is_no_fault_of_the_command(
+    size: int, number: int, told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """However much is said, and whether it fails at once or at the end; who has stopped reading needs no line."""
+
+    class Full(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, _data: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+    with Path(os.devnull).open("w") as nothing:
+        raw = Full()
+        monkeypatch.setattr(raw, "fileno", nothing.fileno, raising=False)
+        out = io.TextIOWrapper(io.BufferedWriter(raw))
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit) as ended, output.heard(), output.reporting(False):
+            output.say("x" * size)
+        monkeypatch.setattr(raw, "write", len)  # what is left goes nowhere
+        out.close()
+    assert ended.value.code == 1
+    said = capfd.readouterr().err.splitlines()
+    assert (told in said[0], len(said)) == (True, 1) if told else said == []
+
+
+def test_a_closed_stdout_is_wanted_by_nobody(filled: Place) -> None:
+    """`>&-` and `2>&-`: the command does what it should, and its exit code says so."""
+    asked = " ".join(shlex.quote(word) for word in (sys.executable, "-m", "postroad", "status"))
+    for options, code in ((shlex.join(filled.options), 0), ("--database nothing", 2)):
+        assert os.waitstatus_to_exitcode(os.system(f"{asked} {options} >&- 2>&-")) == code
 
 
 @pytest.mark.parametrize("way", ["option", "command's option", "environment"])

@@ -90,11 +90,23 @@ def test_a_span_is_seconds_or_a_timedelta(length: Any, expected: int) -> None:
     assert span(length, "after") == expected
 
 
-@pytest.mark.parametrize("length", [-1, timedelta(seconds=-1), float("nan"), float("inf"), 1e12, True, "5", None])
+@pytest.mark.parametrize("length", [-1, timedelta(seconds=-1), float("nan"), -float("inf"), True, "5", None])
 def test_a_span_that_is_none_is_refused(length: Any) -> None:
-    """Negative, endless, centuries long or no number: refused with the field's name."""
-    with pytest.raises(InvalidInput, match="after must be a number of seconds or a timedelta"):
+    """Negative or no number: refused with the field's name."""
+    with pytest.raises(InvalidInput, match="after must be a number of seconds or a timedelta") as caught:
         span(length, "after")
+    assert caught.value.about == {"field": "after"}
+
+
+@pytest.mark.parametrize(
+    "length", [1e18, float("inf"), 10**400, timedelta.max, timedelta(days=3_650_000), timedelta(days=36_600, seconds=1)]
+)
+def test_a_span_that_is_too_long_says_how_long_it_may_be(length: Any) -> None:
+    """Endless or centuries long: refused with the field's name and the most; that itself is taken."""
+    with pytest.raises(InvalidInput, match=r"after is too long: 36600 days \(a hundred years\) are the most") as caught:
+        span(length, "after")
+    assert caught.value.about == {"field": "after"}
+    assert span(timedelta(days=36_600), "after") == 36_600 * 86_400 * SECOND
 
 
 def test_what_an_error_shows_of_a_value_is_bounded() -> None:

@@ -1,6 +1,7 @@
 """What may be stored, and what is the same content."""
 
 import json
+import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroad.model import payload
-from postroad.model.errors import InvalidInput
+from postroad.model.errors import GiveUp, InvalidInput, Refused
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 JSON = st.recursive(
@@ -173,6 +174,10 @@ class Untellable(Exception):
     [
         (ValueError("no"), "ValueError: no"),
         (ValueError(), "ValueError"),
+        (Refused("It is declared twice."), "Refused: It is declared twice."),
+        (Refused(), "Refused"),
+        (ValueError("ValueError: no"), "ValueError: no"),
+        (GiveUp(""), "GiveUp: Trying again will not help."),
         ("exit 3", "exit 3"),
         ("a\0b\ud800c", "a�b?c"),
         (Untellable(), "Untellable (its text could not be had: RuntimeError)"),
@@ -181,8 +186,15 @@ class Untellable(Exception):
     ],
 )
 def test_an_error_s_text_can_always_be_stored(error: object, said: str) -> None:
-    """Whatever it is: bounded, and without what a database refuses."""
+    """Whatever it is: bounded, without what a database refuses, and its class told once."""
     assert payload.safe_error(error) == said
+
+
+def test_a_traceback_says_once_that_it_was_refused() -> None:
+    """Python shows an error's class before its text, which does not say the same again."""
+    (line,) = traceback.format_exception_only(Refused("It is declared twice."))
+    assert line == "postroad.model.errors.Refused: It is declared twice.\n"
+    assert (str(Refused()), str(InvalidInput("x"))) == ("Refused.", "This value is not accepted. x")
 
 
 @given(st.text(st.characters(), max_size=50))

@@ -7,6 +7,7 @@ from typing import Protocol
 from postroad.model.errors import InvalidInput, Span, shown
 
 SECOND = 1_000_000
+SPAN_DAYS_MAX = 100 * 366  # of any length of time that is given
 
 
 class Clock(Protocol):
@@ -98,10 +99,15 @@ def micros(instant: datetime, field: str) -> int:
 
 
 def span(length: Span, field: str) -> int:
-    """A length of time (seconds or timedelta) in microseconds; negative or endless ones are refused."""
+    """A length of time (seconds or timedelta) in microseconds; negative, too long or endless ones are refused."""
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 100 * 366 * 86_400:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
         raise InvalidInput(
             f"{field} must be a number of seconds or a timedelta, not negative, got {shown(length)}.", field=field
+        )
+    if seconds > SPAN_DAYS_MAX * 86_400:
+        raise InvalidInput(
+            f"{field} is too long: {SPAN_DAYS_MAX} days (a hundred years) are the most, got {shown(length)}.",
+            field=field,
         )
     return round(seconds * SECOND)

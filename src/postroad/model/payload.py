@@ -179,4 +179,6 @@ def _described(error: BaseException) -> str:
         said = str(error)
     except BaseException as broken:  # a user's __str__ may raise anything
         return f"{name} (its text could not be had: {type(broken).__name__})"
-    return f"{name}: {said}" if said else name
+    if not said or said.rstrip(".") == name:
+        return name
+    return said if said.startswith((f"{name}: ", f"{name}. ")) else f"{name}: {said}"

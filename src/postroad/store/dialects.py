@@ -244,8 +244,9 @@ def is_busy(error: DBAPIError) -> bool:
 def busy(error: DBAPIError) -> DatabaseBusy:
     """The error of a write lock that could not be had, with the cause that is the caller's own."""
     return DatabaseBusy(
-        "If this program has itself a transaction open that writes to this file, it waits for itself: use "
-        f"post.join(connection) with that transaction's connection instead of post.begin(). ({error.orig})"
+        "If this program has itself a transaction open that writes to this file, it waits for itself. Use "
+        "post.join(connection) with that transaction's connection instead of post.begin(); what takes no connection, "
+        f"such as post.report, is called after that transaction. ({error.orig})"
     )
 
 

@@ -1,7 +1,6 @@
 """`postroad ack`: a token, from where nobody else reads it, and the dispatch that it acknowledges."""
 
 import getpass
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -11,7 +10,7 @@ from postroad.engine.records import BEGIN, Records
 from postroad.model.acks import Keyring
 from postroad.store import migrations
 from postroad.store.database import Database
-from postroad.surfaces import configuring, reading
+from postroad.surfaces import configuring, piped, reading
 from postroad.surfaces.output import say_error
 
 TOKEN_BYTES_MAX = 4096
@@ -48,9 +47,12 @@ def _settings(reference: str | None, *, database: str | None, schema: str | None
 
 def _from_stdin() -> str:
     """The token that somebody types without an echo, or that is piped in."""
-    if sys.stdin.isatty():
+    if not piped.is_typed():
+        return piped.read(TOKEN_BYTES_MAX, "TOKEN").decode("ascii", "replace").strip()
+    try:
         return getpass.getpass("token: ").strip()
-    return sys.stdin.buffer.read(TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+    except EOFError:  # nothing was typed, which is no token either
+        return ""
 
 
 @contextmanager

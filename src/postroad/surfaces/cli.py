@@ -10,7 +10,7 @@ import typer
 
 from postroad.surfaces import cron_commands, delegation_commands, dispatch_commands, gate_commands, stream_commands
 from postroad.surfaces.options import DatabaseOption, JsonOption, SchemaOption
-from postroad.surfaces.output import WrongUse, reporting, say, show_json, show_wrong_use
+from postroad.surfaces.output import WrongUse, heard, reporting, say, show_json, show_wrong_use
 
 app = typer.Typer(
     name="postroad",
@@ -34,9 +34,16 @@ PostgresOption = Annotated[bool, typer.Option("--postgres", help="On an embedded
 
 def main() -> None:
     """Run the command that the arguments name."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: whatever is said there is wanted by nobody
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    with heard():
+        _run()
+
+
+def _run() -> None:
     if "--json" not in sys.argv[1:]:
         app()
     try:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from postroad.agent.mirror import Caught, Mirror
-from postroad.model.errors import Refused
 from postroad.model.ids import check_stream, stream_type
 from postroad.store import migrations, stream_views
 from postroad.surfaces import reading
@@ -22,7 +21,4 @@ def mirrored(stream: str, folder: Path, url: str | None, schema: str | None) -> 
         database.read(migrations.check)
         if database.read(stream_views.head, stream) is None:
             raise NotFound(f"No stream {stream!r}.", stream=stream)
-        try:
-            return mirror.path(stream), mirror.write(database, stream)
-        except OSError as error:
-            raise Refused(f"{folder} could not be written to: {error}", field="to") from error
+        return mirror.path(stream), mirror.write(database, stream)

@@ -1,5 +1,7 @@
 """What the command line says: lines and tables for people, or one JSON document for programs."""
 
+import errno
+import os
 import re
 import shutil
 import sys
@@ -9,13 +11,14 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import msgspec
 import typer
 
 from postroad.model import errors
 from postroad.model.clock import moment
+from postroad.model.payload import safe_error
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,6 +48,10 @@ class WrongUse(errors.InvalidInput):
 
 class Unavailable(errors.PostroadError):
     """The database cannot be used."""
+
+
+class Unheard(OSError):
+    """stdout does not take what was said: its disk is full, or its reader gone."""
 
 
 KINDS: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], ErrorKind]] = (
@@ -90,7 +97,7 @@ def reporting(as_json: bool) -> Iterator[None]:
     """Turn what is raised inside into one readable line, or an answer for programs, and an exit code."""
     try:
         yield
-    except (typer.Exit, typer.Abort, BrokenPipeError):
+    except (typer.Exit, typer.Abort, Unheard):
         raise
     except Exception as error:
         kind = kind_of(error)
@@ -103,6 +110,52 @@ def reporting(as_json: bool) -> Iterator[None]:
         raise typer.Exit(WRONG_USE if kind == "invalid_input" else FAILED) from error
 
 
+class Outgoing:
+    """stdout, of whose errors it is known that they are its own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _going_out():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _going_out():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _going_out() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unheard(error.errno, error.strerror) from error
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """End the process with FAILED if what was said inside could not be written, whatever else has come of it.
+
+    Who has stopped reading knows that; anything else is told on stderr.
+    """
+    sys.stdout = cast("TextIO", Outgoing(sys.stdout))
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except Unheard as error:
+        with open(os.devnull, "w") as nothing:  # for what is left: the interpreter tries that again when it ends
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:
+            say_error(f"the answer could not be written to stdout: {error.strerror}")
+        sys.exit(FAILED)
+
+
 def kind_of(error: BaseException) -> ErrorKind:
     """Which of the five kinds an error is."""
     return next((kind for classes, kind in KINDS if isinstance(error, classes)), "internal")
@@ -111,7 +164,7 @@ def kind_of(error: BaseException) -> ErrorKind:
 def failure(error: BaseException) -> Failure:
     """An error as programs see it."""
     if not isinstance(error, errors.PostroadError):
-        return Failure("internal", f"{type(error).__name__}: {error}", {})
+        return Failure("internal", safe_error(error), {})
     kind, about = kind_of(error), dict(error.about)
     refused: dict[str, int] = dict(about.pop("refused", None) or {str(error): 1})
     told: dict[str, str | dict[str, int]] = {name: str(value) for name, value in about.items()}

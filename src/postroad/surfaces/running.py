@@ -22,6 +22,7 @@ from postroad.engine.config import DEFAULTS, database_url, masked, settings, unk
 from postroad.engine.telemetry import logger
 from postroad.model.clock import SECOND
 from postroad.model.errors import InvalidInput, PostroadError
+from postroad.model.payload import safe_error
 from postroad.surfaces.configuring import of_app
 from postroad.surfaces.output import WrongUse, escaped_lines, show_json, show_table
 
@@ -207,7 +208,7 @@ def _import(name: str) -> Any:
         raise
     except Exception as error:
         logger.exception("importing %s failed", name)
-        raise BadApp(f"{name} could not be imported: {type(error).__name__}: {error}", field="app") from error
+        raise BadApp(f"{name} could not be imported: {safe_error(error)}", field="app") from error
 
 
 def lengths_of(grace: float | None, poll: float | None) -> dict[str, int]:

@@ -1,7 +1,5 @@
 """`postroad report`: what a shell script has to tell a conversation, and whether it has landed."""
 
-import sys
-
 from postroad.engine.reports import Reporting, written
 from postroad.engine.wakeups import Wakeups
 from postroad.engine.watching import Hub
@@ -9,7 +7,7 @@ from postroad.model.clock import SECOND
 from postroad.model.events import Entry
 from postroad.model.lengths import read as length
 from postroad.model.payload import PAYLOAD_BYTES_MAX
-from postroad.surfaces import configuring, reading
+from postroad.surfaces import configuring, piped, reading
 
 
 def report(
@@ -19,7 +17,7 @@ def report(
     """Report a text (`-`: what stands on stdin) and wait for its entry; None: it was accepted, and will land.
 
     Raises:
-        Refused: As `Postroad.report`; or the wait is no length of time.
+        Refused: As `Postroad.report`; or the wait is no length of time, or nothing can be read from stdin.
         Unavailable: The database cannot be reached.
     """
     seconds = length(wait, "wait") / SECOND
@@ -41,7 +39,7 @@ def report(
 
 def _from_stdin() -> str:
     """What is piped in, without the end of its last line. Too long, or no UTF-8, it is refused like any such text."""
-    return sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1).decode("utf-8", "surrogateescape").rstrip("\n")
+    return piped.read(PAYLOAD_BYTES_MAX + 1, "TEXT").decode("utf-8", "surrogateescape").rstrip("\n")
 
 
 def _by_app(

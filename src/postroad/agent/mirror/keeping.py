@@ -10,6 +10,7 @@ from postroad.agent.mirror.scribe import Brought, Scribe
 from postroad.engine.loop import ENDLESS, Parts
 from postroad.engine.telemetry import logger
 from postroad.model.clock import SECOND
+from postroad.model.payload import safe_error
 from postroad.model.retry import Retry
 from postroad.model.rows import NewAlert
 from postroad.store import alerts
@@ -25,14 +26,17 @@ BATCH = 100  # streams at a time
 WAITING_MAX = 10_000  # streams that are remembered; more are found by a walk
 AGAIN = Retry(attempts=1, first=1, cap=60, jitter=True)
 ALERT_EVERY = 600 * SECOND
+LASTING = 3  # failures in a row: a database may be away for a moment
 DETAIL_CHARS_MAX = 500
+ERROR_CHARS_MAX = 400
 FOLDER_WIDE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 class Keeping:
     """The mirror of one stream type in this process. Not for several threads.
 
-    Errors of the disk are told and tried again; those of the database are raised, and nothing is lost by them.
+    Errors are told and tried again, and nothing is lost by them. People hear at once of those of the disk, and of
+    others when they last. What is raised is what keeps an alert from being stored.
     """
 
     def __init__(self, parts: Parts, folder: Path, of_type: str, *, file_bytes_max: int) -> None:
@@ -66,9 +70,10 @@ class Keeping:
             if not self._ours():
                 return self._pause(LOCK_EVERY)
             self._work()
-        except OSError as error:
+        except Exception as error:
+            rest = self._pause(self._delay(""))
             self._failed("", error)
-            return self._pause(self._delay(""))
+            return rest
         self._worked("")
         return self._rest()
 
@@ -218,13 +223,14 @@ class Keeping:
             logger.warning("mirror of %s: what the log does not have (%d lines) was moved to %s", name, lines, where)
             self._alert("mirror.aside", name, f"{lines} lines that the log does not have were moved to {where}")
 
-    def _failed(self, name: str, error: OSError) -> None:
-        subject = name or self.type
+    def _failed(self, name: str, error: Exception) -> None:
+        subject, said = name or self.type, safe_error(error, ERROR_CHARS_MAX)
         if not self._failures:
-            logger.warning("mirror of %s: %s (it will be tried again; the log is not affected)", subject, error)
+            logger.warning("mirror of %s: %s (it will be tried again; the log is not affected)", subject, said)
             self._parts.telemetry.emit("mirror.error", type=self.type, stream=name, error=error)
         self._failures[name] = self._failures.get(name, 0) + 1
-        self._alert("mirror.stalled", subject, f"{error}; it is tried again, and the log is not affected")
+        if isinstance(error, OSError) or self._failures[name] >= LASTING:
+            self._alert("mirror.stalled", subject, f"{said}; it is tried again, and the log is not affected")
 
     def _worked(self, name: str) -> None:
         if self._failures.pop(name, None) is not None and not self._failures:

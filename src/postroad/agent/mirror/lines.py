@@ -73,7 +73,7 @@ def read(raw: bytes) -> Line | None:
     """The line that was written so; None: this is no line of a mirror."""
     try:
         return _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

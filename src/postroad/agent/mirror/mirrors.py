@@ -3,10 +3,9 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +15,7 @@ from postroad.agent.mirror.lines import stem
 from postroad.agent.mirror.lock import FolderLock
 from postroad.agent.mirror.news import Walk
 from postroad.agent.mirror.scribe import Scribe
+from postroad.engine.app import Postroad
 from postroad.engine.declarations import check_stream_type
 from postroad.engine.loop import Parts
 from postroad.engine.telemetry import logger
@@ -24,9 +24,6 @@ from postroad.model.errors import InvalidInput, Refused, shown
 from postroad.model.ids import check_stream, stream_type
 from postroad.model.payload import whole
 from postroad.store.database import Database
-
-if TYPE_CHECKING:
-    from postroad.engine.app import Postroad
 
 FILE_BYTES = 64 * 2**20
 FILE_BYTES_MIN = 1_024
@@ -56,11 +53,9 @@ class Mirror:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *stream_types: str, file_bytes_max: int = FILE_BYTES) -> None:
-        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-            raise InvalidInput(f"folder must be a path, got {shown(folder)}.", field="folder")
+        self._folder = Path(os.path.abspath(_path(folder)))
         if not stream_types:
             raise InvalidInput("A mirror needs at least one stream type.", field="stream_types")
-        self._folder = Path(os.path.abspath(folder))
         self._types = tuple(dict.fromkeys(check_stream_type(name) for name in stream_types))
         self._file_bytes_max = whole(file_bytes_max, "file_bytes_max", least=FILE_BYTES_MIN, most=2**63 - 1)
 
@@ -69,23 +64,35 @@ class Mirror:
         folder = self._folder / stem(self._type_of(stream))
         return StreamFiles(folder, stream, file_bytes_max=self._file_bytes_max).path
 
-    def __call__(self, post: "Postroad") -> AbstractAsyncContextManager[None]:
-        """Keep it up to date for as long as the block lasts."""
-        return self._kept(post)
+    def __call__(self, post: Postroad) -> AbstractAsyncContextManager[None]:
+        """Keep it up to date for as long as the block lasts.
 
-    def catch_up(self, post: "Postroad", *streams: str) -> Caught:
+        Raises:
+            InvalidInput: `post` is no Postroad.
+        """
+        return self._kept(_app(post))
+
+    def catch_up(self, post: Postroad, *streams: str) -> Caught:
         """Bring the files of these streams, or of all, up to the log, now and here.
 
         Raises:
-            Refused: Another process keeps this mirror.
-            OSError: The disk refuses. What was written is sound, and the next catch-up goes on from there.
+            InvalidInput: `post` is no Postroad, or a stream is none, or not of this mirror's types.
+            Refused: Another process keeps this mirror; or the folder or a file in it cannot be written to, with the
+                OSError as its cause. What was written is sound, and the next catch-up goes on from there.
+            SchemaMismatch: The database's schema does not fit this code.
         """
         for name in streams:
             self._type_of(name)
-        return self.write(post.database, *streams)
+        return self.write(_app(post).database, *streams)
 
     def write(self, database: Database, *streams: str) -> Caught:
         """`catch_up` for who has a database and no app."""
+        try:
+            return self._write(database, streams)
+        except OSError as error:
+            raise Refused(f"{self._folder} could not be written to: {error}.", field="folder") from error
+
+    def _write(self, database: Database, streams: Sequence[str]) -> Caught:
         caught = Caught()
         for of_type in self._types:
             chosen = [check_stream(name) for name in streams if self._type_of(name) == of_type]
@@ -115,7 +122,7 @@ class Mirror:
             lock.release()
 
     @asynccontextmanager
-    async def _kept(self, post: "Postroad") -> AsyncIterator[None]:
+    async def _kept(self, post: Postroad) -> AsyncIterator[None]:
         if post.database.inline:  # a test's: no thread may use it
             yield
             self.catch_up(post)
@@ -141,7 +148,6 @@ class Keeper:
         self._mirrors = mirrors
         self._closing = threading.Event()
         self._woken = threading.Event()
-        self._failures = 0
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
     def start(self) -> None:
@@ -168,18 +174,14 @@ class Keeper:
         finally:
             unsubscribe()
 
-    def _stepped(self, mirror: Keeping) -> int:
-        """What a step answers; after an error of the database, how long to leave it alone."""
+    @staticmethod
+    def _stepped(mirror: Keeping) -> int:
+        """What a step answers; a while, if something lasts and there is no database to tell people of it."""
         try:
-            rest = mirror.step()
+            return mirror.step()
         except Exception as error:
-            self._failures += 1
-            if self._failures == 1:
-                logger.warning("mirror of %s: %s (trying again)", mirror.type, error)
-            self._parts.telemetry.emit("mirror.error", type=mirror.type, stream="", error=error)
-            return AGAIN.delay(self._failures, 0.5)
-        self._failures = 0
-        return rest
+            logger.debug("mirror of %s: no alert could be raised: %s", mirror.type, error)
+            return AGAIN.delay(1, 0.5)
 
     def _finish(self) -> None:
         until = self._clock.monotonic() + FINISH
@@ -188,6 +190,26 @@ class Keeper:
                 mirror.finish(until)
             except Exception as error:
                 logger.warning("mirror of %s: not everything was written: %s", mirror.type, error)
+
+
+def _path(folder: object) -> str:
+    """The path that was given, if there can be files with such a name."""
+    path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
+    if not isinstance(path, str) or not path:
+        raise InvalidInput(f"folder must be a path, got {shown(folder)}.", field="folder")
+    try:
+        whole_path = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        whole_path = False
+    if not whole_path:
+        raise InvalidInput(f"folder holds what no file's name can hold, got {shown(folder)}.", field="folder")
+    return path
+
+
+def _app(post: object) -> Postroad:
+    if not isinstance(post, Postroad):
+        raise InvalidInput(f"post must be a Postroad, got {shown(post)}.", field="post")
+    return post
 
 
 def _pages(walk: Walk) -> Iterator[list[str]]:
