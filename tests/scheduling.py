@@ -8,13 +8,15 @@ import re
 from xdist.scheduler import LoadGroupScheduling
 
 # Of the plans' tests those that look at one filled database (most of them at the same one), what is killed many times
-# before anything is looked at, what has a browser, and what builds wheels of several versions.
+# before anything is looked at, what has a browser, what builds wheels of several versions,
+# and checkers that read one recorded history.
 TOGETHER = re.compile(
     r"(tests/plans/)(?:test_(?:queue|report|stream_view|watching|mirror)_plans|(\w+))\.py"
     r"::\w+\[((?:sqlite|postgres)-(?:empty|true|hollow))\b"
     r"|(tests/system/test_tool_kills\.py)::\w+\[(sqlite|postgres)"
     r"|(tests/system/test_chat_page\.py)::\w+\[(sqlite|postgres)"
     r"|(tests/system/test_rolling\.py)::"
+    r"|(tests/simulation/test_checkers\.py)::"
 )
 
 

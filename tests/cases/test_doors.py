@@ -116,6 +116,16 @@ def test_many_callers_ring_a_busy_rooms_second_channel_once(room: Room) -> None:
     assert (room.told().status, room.rings) == (200, ["coop:1"])
 
 
+def test_a_client_that_comes_forty_times_during_one_turn(room: Room) -> None:
+    """Every 15 s in a turn of ten minutes: one ring, and one entry in the end, each retry being told that it rang."""
+    room.occupy()
+    assert [room.told(wait=0.01).status for _ in range(40)] == [202] * 40
+    assert room.rings == ["coop:1"]
+    room.free()
+    assert room.landed() == {"coop:1": 1}
+    assert (room.told().status, room.rings) == (200, ["coop:1"])
+
+
 def test_a_refused_ring_is_tried_again_by_whoever_asks_next(room: Room) -> None:
     """Refused for good: come again later; then it rings, once."""
     room.occupy()

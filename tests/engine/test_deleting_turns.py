@@ -41,7 +41,7 @@ def test_a_turn_deletes_its_own_stream(harness: Open) -> None:
     assert (turns, kinds(post, "chat/1")) == (["m1"], ["message", "goodbye", "really"])
     row = post.streams.get("chat/1")
     assert row is not None
-    assert (row.deleted_at is not None, row.state, row.dead) == (True, "idle", 1)
+    assert (row.deleted_at is not None, row.state, row.dead) == (True, "idle", 0)
     with pytest.raises(StreamDeleted):
         say(post, "chat/1", "m3")
 
