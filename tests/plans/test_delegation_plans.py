@@ -14,7 +14,7 @@ from tests.plans.places import STATISTICS, filled
 from tests.plans.test_timer_plans import NUMBERS, assert_indexed, plan
 
 NOW = FakeClock().wall()
-ENDED = 20_000
+ENDED = 50_000
 COLUMNS = "stream, key, child, position, depth, status, created_at, deadline_at, ended_at"
 FILL = [
     # Of many streams, each with a worker of its own; of one that has delegated much, to one worker.

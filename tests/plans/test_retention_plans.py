@@ -13,7 +13,7 @@ from postroad.store.statements import Statement, as_json
 from tests.plans.places import STATISTICS, filled
 
 NOW = FakeClock().wall()
-ROWS = 20_000
+ROWS = 100_000
 NUMBERS = "WITH RECURSIVE n(n) AS (SELECT CAST(1 AS bigint) UNION ALL SELECT n + 1 FROM n WHERE n < :rows)"
 FILL = [
     Statement(f"""INSERT INTO {{p}}outbox (id, key, stream, kind, version, destination, body, headers, policy, status,

@@ -13,7 +13,7 @@ from postroad.store.statements import Statement, as_json
 from tests.plans.places import STATISTICS, filled
 
 NOW = FakeClock().wall()
-FINISHED = 20_000
+FINISHED = 100_000
 NUMBERS = "WITH RECURSIVE n(n) AS (SELECT CAST(1 AS bigint) UNION ALL SELECT n + 1 FROM n WHERE n < :rows)"
 FILL = [
     Statement(f"""INSERT INTO {{p}}timers (stream, key, fire_at, kind, data, spec, status, generation, updated_at)

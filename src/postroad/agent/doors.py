@@ -138,9 +138,7 @@ def _check(post: Postroad, key: str, ring: Ring[Any]) -> None:
     """Refuse at once what could not be rung later, when the report is accepted."""
     if not isinstance(ring, Ring):
         raise InvalidInput(f"ring must be a Ring, got {shown(ring)}.", field="ring")
-    if len(text(key, "key").encode()) > KEY_BYTES_MAX - len(PREFIX):
-        most = KEY_BYTES_MAX - len(PREFIX)
-        raise InvalidInput(f"key is longer than {most} bytes: the ring's is {PREFIX!r} and it.", field="key")
+    text(key, "key", bytes_max=KEY_BYTES_MAX - len(PREFIX))  # the ring's is longer by that
     _send_in(Transaction(post), key, ring)  # which nobody commits
 
 

@@ -1,10 +1,10 @@
 """The `postroad delegation` commands: what streams have others do, and ending one of it. They need no loop to run."""
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from postroad.model.delegations import DelegationStatus
 from postroad.surfaces.dispatch_commands import EXIT_CODES, ActorOption, ReasonOption, actor_of
 from postroad.surfaces.options import DatabaseOption, JsonOption, LimitOption, SchemaOption
 from postroad.surfaces.output import Conflict, NotFound, reporting, show_json
@@ -16,20 +16,10 @@ app = typer.Typer(
 )
 
 
-class Status(StrEnum):
-    """Where a delegation stands."""
-
-    OPEN = "open"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    TIMED_OUT = "timed_out"
-
-
 @app.command("ls")
 def list_delegations(
     *,
-    status: Annotated[Status | None, typer.Option("--status", help="In this state.")] = None,
+    status: Annotated[DelegationStatus | None, typer.Option("--status", help="In this state.")] = None,
     stream: Annotated[str | None, typer.Option("--stream", help="What this stream wants.")] = None,
     to: Annotated[str | None, typer.Option("--to", metavar="STREAM", help="What this stream is asked to do.")] = None,
     limit: LimitOption = 50,
@@ -44,10 +34,7 @@ def list_delegations(
     with reporting(as_json):
         from postroad.surfaces import delegation_reading, reading
 
-        found = reading.look(
-            database, schema, delegation_reading.delegations, None if status is None else status.value, stream, to,
-            after, limit=limit,
-        )  # fmt: skip
+        found = reading.look(database, schema, delegation_reading.delegations, status, stream, to, after, limit=limit)
         if as_json:
             show_json(found)
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -86,52 +87,61 @@ def draw(seed: int, *, operations: int = OPERATIONS, without: Iterable[str] = ()
 
 def _drawn(seed: int, operations: int) -> Options:
     rng = Random(f"{seed}/options")
+    return Options(seed=seed, operations=operations, **_shape(rng), **_troubles(rng))
+
+
+def _shape(rng: Random) -> dict[str, Any]:
+    """What there is, and how fast it goes. The order of the draws is part of what a seed means, here and below."""
+    return {
+        "processes": rng.choice((1, 2, 2, 3)),
+        "streams": rng.choice((1, 2, 4, 8)),
+        "rooms": rng.random() < 0.4,
+        "audits": rng.random() < 0.4,
+        "concurrency": rng.choice((1, 2, 4)),
+        "poll": rng.choice((3, 6)),
+        "lease": rng.choice((6, 12, 24, 48, 48)),
+        "turn_timeout": rng.choice((15, 60)),
+        "grace": rng.choice((0.1, 1, 25)),
+        "pace": rng.choice((0.02, 0.2, 0.6)),
+        "burst": rng.choice((6, 12, 24)),
+        "think": rng.choice((0, 0.2, 1, 5)),
+        "send_attempts": rng.choice((1, 2, 3, 5)),
+        "turn_attempts": rng.choice((1, 2, 3, 3)),
+        "hints": rng.random() < 0.5,
+    }
+
+
+def _troubles(rng: Random) -> dict[str, Any]:
+    """What happens to it: each of these in about half of the seeds, in the others not at all or seldom."""
 
     def sometimes(value: float, otherwise: float = 0) -> float:
         return value if rng.random() < 0.5 else otherwise
 
-    return Options(
-        seed=seed,
-        operations=operations,
-        processes=rng.choice((1, 2, 2, 3)),
-        streams=rng.choice((1, 2, 4, 8)),
-        rooms=rng.random() < 0.4,
-        audits=rng.random() < 0.4,
-        concurrency=rng.choice((1, 2, 4)),
-        poll=rng.choice((3, 6)),
-        lease=rng.choice((6, 12, 24, 48, 48)),
-        turn_timeout=rng.choice((15, 60)),
-        grace=rng.choice((0.1, 1, 25)),
-        pace=rng.choice((0.02, 0.2, 0.6)),
-        burst=rng.choice((6, 12, 24)),
-        think=rng.choice((0, 0.2, 1, 5)),
-        send_attempts=rng.choice((1, 2, 3, 5)),
-        turn_attempts=rng.choice((1, 2, 3, 3)),
-        hints=rng.random() < 0.5,
-        crash_statement=sometimes(rng.choice((1 / 150, 1 / 500))),
-        crash_failpoint=sometimes(rng.choice((0.1, 0.5))),
-        crash_send=sometimes(rng.choice((0.05, 0.1))),
-        lost_commit=sometimes(rng.choice((0.01, 0.05))),
-        kills=1 + rng.randrange(3),
-        shutdowns=int(sometimes(2 + rng.randrange(3))),
-        pauses=int(sometimes(1 + rng.randrange(4))),
-        jumps=int(sometimes(1 + rng.randrange(3))),
-        latency=sometimes(rng.choice((0.01, 0.2, 1.5))),
-        gathers=sometimes(rng.choice((0.02, 0.2, 1))),
-        send_trouble=sometimes(rng.choice((0.2, 0.6)), 0.05),
-        turn_trouble=sometimes(rng.choice((0.05, 0.15)), 0.02),
-        repeats=sometimes(0.2, 0.05),
-        lanes=sometimes(rng.choice((0.2, 0.8))),
-        acks=sometimes(rng.choice((0.3, 0.8))),
-        regrets=sometimes(rng.choice((0.3, 0.8))),
-        operators=sometimes(rng.choice((0.3, 0.8))),
-        gates=sometimes(rng.choice((0.06, 0.2))),
-        rates=sometimes(rng.choice((2, 20))),
-        tools=sometimes(rng.choice((0.4, 0.8))),
-        stops=sometimes(rng.choice((0.05, 0.2))),
-        deletions=sometimes(rng.choice((0.03, 0.1))),
-        reports=sometimes(rng.choice((0.08, 0.25))),
-        delegations=sometimes(rng.choice((0.02, 0.06))),
-        crons=int(sometimes(rng.choice((0, 0, 1, 2)))),
-        owners=rng.random() < 0.5,
-    )
+    return {
+        "crash_statement": sometimes(rng.choice((1 / 150, 1 / 500))),
+        "crash_failpoint": sometimes(rng.choice((0.1, 0.5))),
+        "crash_send": sometimes(rng.choice((0.05, 0.1))),
+        "lost_commit": sometimes(rng.choice((0.01, 0.05))),
+        "kills": 1 + rng.randrange(3),
+        "shutdowns": int(sometimes(2 + rng.randrange(3))),
+        "pauses": int(sometimes(1 + rng.randrange(4))),
+        "jumps": int(sometimes(1 + rng.randrange(3))),
+        "latency": sometimes(rng.choice((0.01, 0.2, 1.5))),
+        "gathers": sometimes(rng.choice((0.02, 0.2, 1))),
+        "send_trouble": sometimes(rng.choice((0.2, 0.6)), 0.05),
+        "turn_trouble": sometimes(rng.choice((0.05, 0.15)), 0.02),
+        "repeats": sometimes(0.2, 0.05),
+        "lanes": sometimes(rng.choice((0.2, 0.8))),
+        "acks": sometimes(rng.choice((0.3, 0.8))),
+        "regrets": sometimes(rng.choice((0.3, 0.8))),
+        "operators": sometimes(rng.choice((0.3, 0.8))),
+        "gates": sometimes(rng.choice((0.06, 0.2))),
+        "rates": sometimes(rng.choice((2, 20))),
+        "tools": sometimes(rng.choice((0.4, 0.8))),
+        "stops": sometimes(rng.choice((0.05, 0.2))),
+        "deletions": sometimes(rng.choice((0.03, 0.1))),
+        "reports": sometimes(rng.choice((0.08, 0.25))),
+        "delegations": sometimes(rng.choice((0.02, 0.06))),
+        "crons": int(sometimes(rng.choice((0, 0, 1, 2)))),
+        "owners": rng.random() < 0.5,
+    }
