@@ -129,7 +129,8 @@ class Life:
             self.end(result, now)
             return
         self.arrived |= result == "ok"
-        self.word("dispatch.stale.transport_ok" if result == "ok" else "dispatch.stale.transport_failed")
+        words = {"ok": "dispatch.stale.transport_ok", "unsent": "dispatch.stale.unsent"}
+        self.word(words.get(result, "dispatch.stale.transport_failed"))
 
     def acknowledge(self, epoch: int) -> str:
         """Somebody presents the token of an epoch; the error's name, or ''."""

@@ -39,7 +39,7 @@ kind = st.sampled_from([*KINDS])
 force = st.booleans()
 seconds = st.sampled_from([0, 1, 14, 15, 40, 60, 90, 100, 101, 300])
 words = st.sampled_from([*WORDS])
-results = st.sampled_from(["ok", "failed", "permanent", "unknown", "cut_short"])
+results = st.sampled_from(["ok", "failed", "permanent", "unknown", "cut_short", "unsent"])
 steps = st.one_of(
     st.tuples(st.just("send"), key, kind, st.booleans(), st.none() | seconds, st.sampled_from([0, 0, 30])),
     st.tuples(st.just("plan"), key, st.lists(words, min_size=1, max_size=4)),
@@ -77,6 +77,7 @@ LIVES: tuple[list[Op], ...] = (
     [ASKING, ("advance", 300), ("advance", 100), ("ack", "b", 0), ("retry", "b", False, 40), *ACKS],
     [ASKING, LOSE, ("ack", "b", 0), ("late", 0, "ok"), ("advance", 60), ("purge", "b", False), ("ack", "b", 0)],
     [PARKED, ("claim", "parked"), ("advance", 15), ("late", 0, "ok"), *RETRIES],
+    [PARKED, ("claim", "parked"), ("advance", 15), ("late", 0, "unsent"), ("resolve", "c", "resend", False)],
     [PARKED, PLAN, ("advance", 0), ("resolve", "c", "sent", False), ("resolve", "c", "resend", True), *RETRIES],
     [PARKED, PLAN, ("advance", 0), ("resolve", "c", "discard", False), *RETRIES],
     [HURRIED, ("plan", "a", ["later", "fail", "fail"]), ("advance", 300)],
@@ -235,9 +236,10 @@ class Play:
         claim = self.claims[place]
         sender = self.post.declared(claim.kind)
         assert isinstance(sender, Sender)
+        unsent = result == "unsent"  # it had not begun
         given = Settlement(
-            id=claim.id, token=claim.token, attempt=claim.attempt, epoch=claim.epoch, result=result,
-            policy=sender.policy, error="late",
+            id=claim.id, token=claim.token, attempt=claim.attempt, epoch=claim.epoch, policy=sender.policy,
+            result="failed" if unsent else result, error="late", unsent=unsent,
         )  # fmt: skip
         self.world.harness._opened().database.transact(settle.settle, [given])
         life = self.life(claim.key.removeprefix(self.prefix))

@@ -148,7 +148,7 @@ def of_transition(row: Row[Any]) -> Told | None:
             return Told(row.at, "retry", load, f"{key}: {row.summary}")
         case Reason.ATTEMPT if row.from_status == "delivering":
             return Told(row.at, "retry", load, f"{key}: its lease is over, another dispatcher takes it{nth}")
-        case Reason.STALE_OK | Reason.STALE_FAILED:
+        case Reason.STALE_OK | Reason.STALE_FAILED | Reason.STALE_UNSENT:
             return Told(row.at, "retry", load, f"{key}: {row.summary}")
         case _ if row.to_status in ("dead_letter", "expired"):
             return Told(row.at, "dead", load, f"{key}: {row.summary}")

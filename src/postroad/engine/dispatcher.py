@@ -15,12 +15,11 @@ from postroad.engine.declarations import KILL_GRACE, LEASE_MARGIN, Sender
 from postroad.engine.loop import AT_ONCE, Loop, Parts, Step, waited_little
 from postroad.engine.settling import Settler, count_end
 from postroad.engine.telemetry import logger
-from postroad.engine.verdicts import judge
+from postroad.engine.verdicts import NOT_BEGUN, gate_of, judge, settlement
 from postroad.model.clock import SECOND, moment
 from postroad.model.dispatches import Dispatch
-from postroad.model.errors import CommitUnknown, Unreachable
+from postroad.model.errors import CommitUnknown
 from postroad.model.failpoints import failpoint
-from postroad.model.gates import WHOLE_KIND
 from postroad.model.rows import ClaimedDispatches, DispatchClaim, Hold, HostRoom, Settlement
 from postroad.store import dispatch_claims, due, lanes
 
@@ -117,8 +116,7 @@ class Dispatcher(Loop):
         self._unanswered = None
         self.stalls.answered()
         failpoint("dispatch.after_claim_commit")
-        for claim in claimed:
-            self._start(claim, asked)
+        self._start(claimed, asked)
         if self._unseen and await self._promote(wants):
             return Step.MORE
         if not claimed:
@@ -213,49 +211,72 @@ class Dispatcher(Loop):
     async def _look_up(self, token: str) -> list[DispatchClaim]:
         return await self.parts.database.aread(dispatch_claims.lookup, token)
 
-    def _start(self, claim: DispatchClaim, asked: int) -> None:
-        """Start an attempt: at once, or after another look at a claim that has waited."""
-        sender = self.parts.registry.senders[claim.kind]
-        self.parts.count("attempted")
-        self._sending[sender.kind.name][claim.id, claim.token] = None
-        if sender.concurrency_per_host is not None and claim.host is not None:
-            self._hosts[sender.kind.name][claim.host] += 1
+    def _start(self, claims: Sequence[DispatchClaim], asked: int) -> None:
+        """Start the attempts of these claims: at once, or after another look at claims that have waited."""
+        by_sender: dict[str, list[DispatchClaim]] = {}
+        for claim in claims:
+            sender = self.parts.registry.senders[claim.kind]
+            self.parts.count("attempted")
+            self._sending[sender.kind.name][claim.id, claim.token] = None
+            if sender.concurrency_per_host is not None and claim.host is not None:
+                self._hosts[sender.kind.name][claim.host] += 1
+            by_sender.setdefault(sender.kind.name, []).append(claim)
+        for name, own in by_sender.items():
+            sender = self._senders[name]
+            if self._fits(sender, asked, sender.policy.lease // 6):
+                self._begin(own, sender)
+            else:
+                self._look(own, sender, asked)
+
+    def _fits(self, sender: Sender, asked: int, most: int | None = None) -> bool:
+        """Whether an attempt whose claim was asked for then may begin, and has waited for at most so long."""
         waited = self.parts.database.clock.monotonic() - asked
-        if waited <= claim_margin(sender) and waited <= sender.policy.lease // 6:
-            self._begin(claim, sender)
+        margin = claim_margin(sender)
+        return not self._abandoned and waited <= (margin if most is None else min(margin, most))
+
+    def _look(self, claims: Sequence[DispatchClaim], sender: Sender, asked: int) -> None:
+        looking = asyncio.ensure_future(self._look_again(claims, sender, asked))
+        looking.add_done_callback(partial(self._looked, claims, sender))
+
+    async def _look_again(self, claims: Sequence[DispatchClaim], sender: Sender, asked: int) -> None:
+        """Begin with those that are still ours, and give back those into whose leases no attempt fits any more.
+
+        What was lost before it had begun is a word in the history: nothing was sent.
+        """
+        database = self.parts.database
+        if self._fits(sender, asked):
+            now = database.clock.wall()
+            held = set(await database.aread(dispatch_claims.recheck, _holds(claims), now=now))
+            if self._fits(sender, asked):  # the look has taken its time as well
+                self._begin([claim for claim in claims if claim.id in held], sender)
+                claims = [claim for claim in claims if claim.id not in held]
+        if not claims:
             return
-        self._look(claim, sender, fits=waited <= claim_margin(sender))
+        given = set(await database.atransact(dispatch_claims.release, _holds(claims), kind=sender.policy.kind))
+        for claim in claims:
+            if claim.id not in given:
+                word = settlement(claim, sender, NOT_BEGUN, unsent=True)
+                self._settler.add(sender.kind.name, word, stream=claim.stream, late=True)
 
-    def _look(self, claim: DispatchClaim, sender: Sender, *, fits: bool) -> None:
-        looking = asyncio.ensure_future(self._look_again(claim, sender, fits=fits))
-        looking.add_done_callback(partial(self._looked, claim, sender))
-
-    async def _look_again(self, claim: DispatchClaim, sender: Sender, *, fits: bool) -> bool:
-        """Whether the claim is still ours. One that no attempt fits into any more is given back."""
-        database, holds = self.parts.database, [Hold(claim.id, claim.token)]
-        if fits:
-            held = await database.atransact(dispatch_claims.recheck, holds)
-        else:
-            held = await database.atransact(dispatch_claims.release, holds, kind=sender.policy.kind)
-        if not held:
-            self.parts.count("stale")
-        return fits and bool(held)
-
-    def _looked(self, claim: DispatchClaim, sender: Sender, looking: asyncio.Task[bool]) -> None:
-        if not looking.cancelled() and looking.exception() is None and looking.result():
-            self._begin(claim, sender)
-            return
-        self._leave(claim, sender)
+    def _looked(self, claims: Sequence[DispatchClaim], sender: Sender, looking: asyncio.Task[None]) -> None:
+        for claim in claims:
+            if self._sending[sender.kind.name].get((claim.id, claim.token), "") is None:  # its call has not begun
+                self._leave(claim, sender)
         if not looking.cancelled() and (error := looking.exception()) is not None:
-            logger.error("dispatch %s could not be looked at; its lease will free it", claim.id, exc_info=error)
+            ids = ", ".join(claim.id for claim in claims)
+            logger.error("could not look again at dispatches %s; their leases will free them", ids, exc_info=error)
         self.wake()
 
-    def _begin(self, claim: DispatchClaim, sender: Sender) -> None:
-        """Call the sender."""
-        failpoint("dispatch.before_send")
-        if self._abandoned:  # nothing has begun
-            self._look(claim, sender, fits=False)
-            return
+    def _begin(self, claims: Sequence[DispatchClaim], sender: Sender) -> None:
+        """Call the sender for each of these."""
+        for place, claim in enumerate(claims):
+            failpoint("dispatch.before_send")
+            if self._abandoned:  # nothing of the rest has begun
+                self._look(claims[place:], sender, 0)
+                return
+            self._call(claim, sender)
+
+    def _call(self, claim: DispatchClaim, sender: Sender) -> None:
         ended = partial(self._ended, claim, sender)
         try:
             dispatch = self._dispatch(claim, sender)
@@ -326,32 +347,15 @@ class Dispatcher(Loop):
     def _judge(
         self, claim: DispatchClaim, sender: Sender, result: CallResult, *, unsent: bool = False
     ) -> Settlement:  # fmt: skip
-        verdict, said, receipt, floor = judge(result, sender)
-        if isinstance(result, Raised) and verdict == "failed":
+        verdict = judge(result, sender)
+        if isinstance(result, Raised) and verdict.result == "failed":
             self.parts.telemetry.emit("send.raised", id=claim.id, kind=claim.kind, error=result.error)
-        return Settlement(
-            id=claim.id,
-            token=claim.token,
-            attempt=claim.attempt,
-            epoch=claim.epoch,
-            result=verdict,
-            policy=sender.policy,
-            error=said,
-            receipt=receipt,
-            floor=floor,
-            fraction=self.parts.entropy.fraction(),
-            lane=claim.lane,
-            host=claim.host,
-            probe=claim.probe,
-            gate=gate_of(claim, result),
-            unsent=unsent,
-        )
+        gate, fraction = gate_of(claim, result), self.parts.entropy.fraction()
+        return settlement(claim, sender, verdict, gate=gate, fraction=fraction, unsent=unsent)
 
 
-def gate_of(claim: DispatchClaim, result: CallResult) -> str:
-    """Which gate an unreachable destination closes: that of its host, if it has one, unless the sender says else."""
-    whole = isinstance(result, Raised) and isinstance(result.error, Unreachable) and result.error.whole_kind
-    return WHOLE_KIND if whole or claim.host is None else claim.host
+def _holds(claims: Sequence[DispatchClaim]) -> list[Hold]:
+    return [Hold(claim.id, claim.token) for claim in claims]
 
 
 def _pairs(text: str) -> Mapping[str, str]:

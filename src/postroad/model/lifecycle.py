@@ -42,6 +42,7 @@ class Reason(StrEnum):
     # What a claimant did after its claim was over: history only, the status stays.
     STALE_OK = "dispatch.stale.transport_ok"
     STALE_FAILED = "dispatch.stale.transport_failed"
+    STALE_UNSENT = "dispatch.stale.unsent"
     # What a person found out about a dead letter that may have arrived: an audited word, the status stays.
     RESOLVED_SENT = "dispatch.resolved.sent"
     RESOLVED_DISCARDED = "dispatch.resolved.discarded"

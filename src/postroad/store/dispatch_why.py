@@ -24,10 +24,11 @@ SELECT host, until, reason, probe FROM {p}gates
 WHERE kind = :kind AND host IN ('', :host) AND until > :now ORDER BY until DESC LIMIT 1
 """)
 _LAST_WORD = Statement("""
-SELECT reason_code, actor, at FROM {p}transitions
+SELECT reason_code, actor, metadata, at FROM {p}transitions
 WHERE entity = :id AND reason_code IN (SELECT value FROM {list:reasons}) ORDER BY id DESC LIMIT 1
 """)
 ERROR_CHARACTERS = 200
+_UNSENT = "nothing of it was sent, resolve it with --resend"
 _HOW_TO_RESOLVE = "look at its destination, then resolve it with --sent, --resend or --discard"
 
 
@@ -127,6 +128,8 @@ def _dead(conn: Connection, row: Row) -> str:
         word = _LAST_WORD(conn, id=row.id, reasons=as_json(sorted(transitions.RESOLVED))).one()
         return f"Resolved as {row.reason.rpartition('.')[2]} by {word.actor} at {_at(word.at)}; dead since {since}."
     arrived = _arrived(conn, row)
+    if row.reason == Reason.UNKNOWN_OUTCOME and not arrived and (word := _unsent(conn, row)):
+        return f"Parked since {since}, but {_attempt(row)} had not begun, as was heard at {_at(word.at)}: {_UNSENT}."
     if row.reason == Reason.UNKNOWN_OUTCOME and not arrived:
         return f"Parked since {since}, since it may have arrived{_error(row)}: {_HOW_TO_RESOLVE}."
     return f"Dead by {row.reason} since {since}{_error(row)}{arrived}."
@@ -135,6 +138,13 @@ def _dead(conn: Connection, row: Row) -> str:
 def _arrived(conn: Connection, row: Row) -> str:
     late = _LAST_WORD(conn, id=row.id, reasons=as_json([Reason.STALE_OK])).one_or_none()
     return f"; an attempt whose claim was over has sent it, as was heard at {_at(late.at)}" if late else ""
+
+
+def _unsent(conn: Connection, row: Row) -> Row | None:
+    """The word that the last attempt was lost before it had begun."""
+    word = _LAST_WORD(conn, id=row.id, reasons=as_json([Reason.STALE_UNSENT])).one_or_none()
+    own = {"attempt": row.attempt, "epoch": row.epoch}
+    return word if word is not None and msgspec.json.decode(word.metadata) == own else None
 
 
 def _attempt(row: Row) -> str:

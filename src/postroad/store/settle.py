@@ -9,7 +9,7 @@ from postroad.model.failpoints import failpoint
 from postroad.model.lifecycle import Next, Reason, Result, Status, after_attempt
 from postroad.model.payload import PAYLOAD_BYTES_MAX, safe_error
 from postroad.model.rows import Settled, Settlement
-from postroad.store import dialects, gates, moves
+from postroad.store import dialects, gates, moves, transitions
 from postroad.store.statements import Statement, as_json
 
 # A delivering one expires only when its lease is over: until then its sender may still be sending.
@@ -23,7 +23,7 @@ _OVERDUE = Statement(
 _HELD = Statement("SELECT id, claim_token FROM {p}outbox WHERE id {in_list:ids}")
 _LATE_WORDS = Statement(
     "SELECT entity, metadata FROM {p}transitions WHERE entity {in_list:ids} "
-    "AND reason_code IN ('dispatch.stale.transport_ok', 'dispatch.stale.transport_failed')"
+    f"AND reason_code IN ({', '.join(repr(str(reason)) for reason in sorted(transitions.STALE))})"
 )
 _SAID: dict[Result, str] = {
     "ok": "sent",
@@ -158,6 +158,8 @@ def _late(row: moves.Standing, each: Settlement) -> moves.Move:
 
 
 def _late_reason(each: Settlement) -> Reason:
+    if each.unsent:
+        return Reason.STALE_UNSENT
     return Reason.STALE_OK if each.result == "ok" else Reason.STALE_FAILED
 
 

@@ -189,7 +189,7 @@ def snapshot(conn: Connection, *, now: int, hour: int = HOUR) -> Snapshot:
         expired_lately=by_status[Status.EXPIRED],
         # A delivering dispatch that is attempted again was taken from a claimant whose lease was over.
         lease_losses_lately=by_reason[Reason.ATTEMPT] + by_reason[Reason.LEASE_LOST],
-        stale_settles_lately=by_reason[Reason.STALE_OK] + by_reason[Reason.STALE_FAILED],
+        stale_settles_lately=sum(by_reason[reason] for reason in transitions.STALE),
         pump_lag=_age(due, now),
         runs=Bounded(ran.runs, more=ran.runs >= COUNT_MAX),
         conflict_rate=ran.conflicts / ran.runs if ran.runs else 0.0,

@@ -8,7 +8,7 @@ from postroad.model.lifecycle import Reason, check_edge
 from postroad.model.rows import NewTransition
 from postroad.store.statements import Statement
 
-STALE = frozenset({Reason.STALE_OK, Reason.STALE_FAILED})
+STALE = frozenset({Reason.STALE_OK, Reason.STALE_FAILED, Reason.STALE_UNSENT})
 RESOLVED = frozenset({Reason.RESOLVED_SENT, Reason.RESOLVED_DISCARDED})
 # Said of a dispatch whose status stays: no edges, and not checked as such.
 WITHOUT_EDGE = STALE | RESOLVED

@@ -275,7 +275,7 @@ def never_ends() -> AbstractContextManager[object]:
 def ignores_retry_after() -> AbstractContextManager[object]:
     """An attempt that failed is retried by the schedule alone, whatever its destination asked for."""
     judge = verdicts.judge
-    return patch.object(dispatcher, "judge", lambda result, sender: (*judge(result, sender)[:3], 0))
+    return patch.object(dispatcher, "judge", lambda result, sender: judge(result, sender)._replace(floor=0))
 
 
 @planted("outcome lost")
