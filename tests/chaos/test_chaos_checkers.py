@@ -13,7 +13,7 @@ from postroad.testing.chaos import checks, faults
 from postroad.testing.chaos.evidence import Evidence
 from postroad.testing.chaos.faults import Fault
 from postroad.testing.chaos.sink import Told
-from postroad.testing.chaos.sizes import OPTIONS
+from postroad.testing.chaos.sizes import LEASE_SECONDS, OPTIONS
 from postroad.testing.chaos.verdict import Verdict, lacking, stories
 from postroad.testing.simulation.history import History
 from postroad.testing.simulation.ledger import Answer, Ledger
@@ -87,6 +87,11 @@ def kill_earlier(e: Evidence) -> None:
     e.faults[0].begun, e.faults[0].ended = 0, SECOND
 
 
+def kill_later(e: Evidence, after: float) -> None:
+    """So long after the claim was lost."""
+    e.faults[0].begun = e.faults[0].ended = round((6 + after) * SECOND)
+
+
 def settle_as(e: Evidence, **about: str) -> None:
     e.told[2] = msgspec.structs.replace(e.told[2], **about)
 
@@ -106,10 +111,22 @@ BAD: dict[str, tuple[str, Callable[[Evidence], None]]] = {
     "no fault at all": ("O9", lambda e: e.faults.clear()),
     "the fault was another process's": ("O9", kill_another),
     "the fault was over before the claim": ("O9", kill_earlier),
+    "the claimant had its time to say that it was too slow": ("O9", lambda e: kill_later(e, LEASE_SECONDS + 1)),
     "a withdrawn dispatch was sent": ("W1", deliver_after_withdrawal),
     "a withdrawn dispatch is unknown": ("W1", lambda e: e.withdrawn.add("never seen")),
     "a loop fails in a way that no fault explains": ("X1", lambda e: e.trouble.append("p1-1: ValueError: oh")),
 }
+
+
+@pytest.mark.parametrize("spoke", [False, True])
+def test_a_claimant_that_was_killed_before_it_could_speak_is_explained(evidence: Evidence, spoke: bool) -> None:
+    """It was too slow, and its result was under way to the database; one that has said so was too slow, no more."""
+    kill_later(evidence, 0.1)
+    if spoke:
+        late = step(6, "delivering", "delivering", Reason.STALE_UNSENT, 1)
+        evidence.history.transitions.insert(3, late)
+    assert broken(evidence) == set()
+    assert checks.duplicates(evidence) == {"overrun" if spoke else "kill": 1}
 
 
 def test_the_good_history_is_good(evidence: Evidence) -> None:

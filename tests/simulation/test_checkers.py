@@ -21,7 +21,7 @@ from tests.simulation.bad_reports import BAD_REPORTS, MORE_BAD_REPORTS
 from tests.simulation.bad_tools import BAD_TOOLS
 from tests.simulation.picking import change, first, sent, start_of
 
-SEED = 126
+SEED = 114
 CONVERSATIONS = 112
 REPORTS = 70
 CRONS = 131

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from postroad.model.errors import DatabaseBusy, DatabaseReplaced, InvalidInput, Refused, TransactionAborted
-from postroad.store import sqlite_file, urls
+from postroad.store import sqlite_file, sqlite_lock, urls
 from postroad.store.statements import OURS_OPTION, SCHEMA_OPTION, refusal
 
 READ_OPTION = "postroad_read"
@@ -158,31 +158,16 @@ def _on_connect(connection: Any, _record: object) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
-    _enter_wal(cursor)
+    sqlite_lock.enter_wal(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()
 
 
-def _enter_wal(cursor: Any) -> None:
-    # Entering WAL does not wait for other connections as everything else does; beginning a transaction waits.
-    for _ in range(100):
-        cursor.execute("PRAGMA journal_mode")  # not chained: aiosqlite's adapter returns another cursor
-        if cursor.fetchone()[0] == "wal":
-            return
-        try:
-            cursor.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            code = error.sqlite_errorcode & 0xFF
-            if code == sqlite3.SQLITE_READONLY:  # a reader changes nothing of a file, its journal's mode neither
-                return
-            if code != sqlite3.SQLITE_BUSY:
-                raise
-            cursor.execute("BEGIN IMMEDIATE")
-            cursor.execute("ROLLBACK")
-
-
 def _on_begin(conn: Connection) -> None:
-    _say(conn, "BEGIN" if conn.get_execution_options().get(READ_OPTION) else "BEGIN IMMEDIATE")
+    if conn.get_execution_options().get(READ_OPTION):
+        _say(conn, "BEGIN")
+    else:
+        sqlite_lock.begin(conn, milliseconds=BUSY_MILLISECONDS if is_ours(conn) else None)
 
 
 def _say(conn: Connection, sql: str) -> None:

@@ -101,16 +101,19 @@ def causes(e: Evidence) -> dict[tuple[str, int], str]:
 
 
 def _why_lost(e: Evidence, lost: Attempt) -> str:
-    """The fault because of which a claim was lost."""
+    """The fault because of which a claim was lost.
+
+    A claimant that was too slow says so as soon as it can; if it was ended before it could, that is the fault.
+    """
     id, end = lost.start.entity, lost.after[-1].at if lost.lost_to is None else lost.lost_to.at
-    claimant = _claimant(e, lost)
+    late = [step for step in e.history.stories[id] if step.reason_code in STALE and _number(step) == lost.number]
+    claimant, heard_until = _claimant(e, lost), end if late else end + LEASE_SECONDS * SECOND
     for fault in e.faults:
-        at_the_time = fault.begun <= end and (fault.ended is None or fault.ended >= lost.start.at)
+        at_the_time = fault.begun <= heard_until and (fault.ended is None or fault.ended >= lost.start.at)
         # A process that is stopped may hold SQLite's write lock, for which everybody waits.
         everybody = fault.kind == "stop" and e.database == "sqlite"
         if at_the_time and (everybody or _hits(fault, claimant)):
             return fault.kind
-    late = [step for step in e.history.stories[id] if step.reason_code in STALE and _number(step) == lost.number]
     return "overrun" if late else UNEXPLAINED
 
 

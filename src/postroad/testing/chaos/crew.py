@@ -2,12 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from postroad.testing.chaos import down, faults
+from postroad.testing.chaos import down, faults, lives
 from postroad.testing.chaos.sizes import (
     CLIENT,
     DATABASE_URL,
@@ -20,6 +19,7 @@ from postroad.testing.chaos.sizes import (
 )
 
 END_SECONDS = 20.0
+OPTIONS = ("--poll", str(POLL_SECONDS), "--grace", str(GRACE_SECONDS))
 
 
 class Crew:
@@ -28,10 +28,8 @@ class Crew:
     def __init__(self, folder: Path, *, url: str, socket: Path, seed: int) -> None:
         self._folder = folder
         self._seed = seed
-        self._environment = {
-            **os.environ, DATABASE_URL: url, SOCKET: str(socket), DOWN: str(folder / down.NAME),
-        }  # fmt: skip
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = {DATABASE_URL: url, SOCKET: str(socket), DOWN: str(folder / down.NAME)}
+        self._running: dict[str, ForkServerProcess] = {}
         self._lives: dict[str, int] = dict.fromkeys(EVERYBODY, 0)
         self.begun: dict[str, int] = {}  # when the present lives began, in microseconds since 1970
 
@@ -41,43 +39,36 @@ class Crew:
 
     def running(self) -> list[str]:
         """The names of those that run."""
-        return [name for name, process in self._running.items() if process.poll() is None]
+        return [name for name, process in self._running.items() if process.is_alive()]
 
     def start(self, name: str, more: Mapping[str, str] | None = None) -> None:
         """Start a process, in a new life."""
         self._lives[name] += 1
         self.begun[name] = faults.now()
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._running[name] = subprocess.Popen(
-                [sys.executable, "-m", *self._command(name)],
-                env={**self._environment, LIFE: self.life(name), **(more or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # A session of its own: an interrupt typed at the director reaches the director alone.
-                start_new_session=True,
-            )
+        seed = self._seed if name == CLIENT else None
+        environment = {**self._environment, LIFE: self.life(name), **(more or {})}
+        self._running[name] = lives.born(seed, OPTIONS, environment, self._folder / f"{name}.log")
 
     def kill(self, name: str) -> bool:
         """End a process as a crash would; False: it did not run."""
         process = self._running.get(name)
-        if process is None or process.poll() is not None:
+        if process is None or not process.is_alive():
             return False
         process.kill()
-        process.wait()
+        process.join()
         return True
 
     def signal(self, name: str, life: str, number: signal.Signals) -> bool:
         """Send a signal to a process in the given life; False: that is over."""
         process = self._running.get(name)
-        if process is None or process.poll() is not None or self.life(name) != life:
+        if process is None or process.pid is None or not process.is_alive() or self.life(name) != life:
             return False
-        process.send_signal(number)
+        os.kill(process.pid, number)
         return True
 
     def exit_code(self, name: str) -> int | None:
         """With what a process has ended; None: it has not."""
-        return self._running[name].poll()
+        return self._running[name].exitcode
 
     def terminate(self, names: Sequence[str]) -> None:
         """Ask processes to end."""
@@ -92,9 +83,3 @@ class Crew:
         """End whatever still runs."""
         for name in self._running:
             self.kill(name)
-
-    def _command(self, name: str) -> list[str]:
-        if name == CLIENT:
-            return ["postroad.testing.chaos.client", str(self._seed)]
-        program = "postroad.testing.chaos.program:post"
-        return ["postroad", "run", program, "--poll", str(POLL_SECONDS), "--grace", str(GRACE_SECONDS)]

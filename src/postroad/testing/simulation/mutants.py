@@ -144,7 +144,7 @@ def delays_apart() -> AbstractContextManager[object]:
 @planted("mark delivered before sending")
 def marks_before_sending() -> AbstractContextManager[object]:
     """A dispatch is settled as delivered, then sent."""
-    begin = Dispatcher._begin
+    begin = Dispatcher._call
 
     under_way: set[asyncio.Task[None]] = set()
 
@@ -157,14 +157,14 @@ def marks_before_sending() -> AbstractContextManager[object]:
         await self.parts.database.atransact(settle.settle, [self._judge(claim, sender, Returned(None))])
         begin(self, claim, sender)
 
-    return patch.object(Dispatcher, "_begin", begins)
+    return patch.object(Dispatcher, "_call", begins)
 
 
 @planted("send before commit")
 @contextmanager
 def sends_before_commit() -> Iterator[None]:
     """A dispatch is sent first, then its claim is committed."""
-    claim, begin = Dispatcher._claim, Dispatcher._begin
+    claim, begin = Dispatcher._claim, Dispatcher._call
     early: dict[tuple[str, str], CallResult] = {}
 
     async def claims(self: Dispatcher, wants: Any, token: str, asked: int) -> Any:
@@ -190,7 +190,7 @@ def sends_before_commit() -> Iterator[None]:
         else:
             self._ended(each, sender, sent)
 
-    with patch.object(Dispatcher, "_claim", claims), patch.object(Dispatcher, "_begin", begins):
+    with patch.object(Dispatcher, "_claim", claims), patch.object(Dispatcher, "_call", begins):
         yield
 
 
@@ -205,7 +205,7 @@ def delivers_unsent() -> AbstractContextManager[object]:
     def begins(self: Dispatcher, claim: Any, sender: Any) -> None:
         self._ended(claim, sender, Returned(None))
 
-    return patch.object(Dispatcher, "_begin", begins)
+    return patch.object(Dispatcher, "_call", begins)
 
 
 @planted("fire timers early by one tick")

@@ -122,10 +122,21 @@ class SteppedDatabase(Database):
             try:
                 return call()
             finally:
-                await asyncio.sleep(0)
+                await self._while_stopped()
         answer: Future[R] = Future()
         _later(self._place, heard, lambda: _tell(answer, told, Inline().submit(call)))
-        return await outcome(answer)
+        try:
+            return await outcome(answer)
+        finally:
+            await self._while_stopped()
+
+    async def _while_stopped(self) -> None:
+        """An answer is not heard by a process that was stopped meanwhile."""
+        await asyncio.sleep(0)
+        if self._place.pause():
+            going: Future[None] = Future()
+            _later(self._place, 0, partial(going.set_result, None))
+            await outcome(going)
 
     def _before_connect(self, _dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> Any:
         parameters["factory"] = _Connection

@@ -71,6 +71,8 @@ class Surroundings:
             return
         process.check_alive()
         self.counts[f"passed {name}"] += 1
+        if name == "dispatch.claimed" and self.counts[f"passed {name}"] % 3 == 0:
+            self._pause_in("claim", f"{process.name}'s own", process)
         if name in ("commit.before", "commit.after") and self.faults.at_commit():
             self.counts[f"lost {name}"] += 1
             self.counts["group lost"] += process.database.writes_several
@@ -177,9 +179,10 @@ class Surroundings:
         for other in self._processes:
             if other is not process and other.paused_over == (work, subject) and other.pause():
                 other.paused_until = min(other.paused_until, now + round(self._rng.random() * SECOND))
-        if work not in self._pauses or self.faults.calm:
+        planned = "send" if work == "claim" else work
+        if planned not in self._pauses or self.faults.calm:
             return
-        self._pauses.remove(work)
+        self._pauses.remove(planned)
         leases = self._rng.uniform(0.9, 2)
         self.note(f"{process.name} is stopped for {leases:.1f} leases at most in a {work}")
         self.counts["long pause"] += leases > 1
