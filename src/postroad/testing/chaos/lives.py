@@ -6,6 +6,7 @@ They are as real as any: each has its own connections, threads and signals, sinc
 import asyncio
 import multiprocessing
 import os
+import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
@@ -46,7 +47,5 @@ def _live(seed: int | None, options: list[str], environment: dict[str, str], log
 
         asyncio.run(ask(seed))
         return
-    from postroad.surfaces.cli import main
-
     sys.argv = ["postroad", "run", PROGRAM, *options]
-    main()
+    runpy.run_module("postroad", run_name="__main__", alter_sys=True)
