@@ -235,8 +235,7 @@ class _Unending:
 
 async def _guarded(fn: Callable[[Any], Any], argument: Any) -> CallResult:
     try:
-        value = fn(argument)
-        return Returned(await value if is_async(fn) else value)
+        return Returned(await fn(argument))
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -247,9 +246,7 @@ async def _guarded(fn: Callable[[Any], Any], argument: Any) -> CallResult:
 
 
 def _as_task(fn: Callable[[Any], Any], argument: Any) -> asyncio.Task[CallResult]:
-    task = asyncio.ensure_future(_guarded(fn, argument))
-    task.set_name(HANDLER)
-    return task
+    return asyncio.get_running_loop().create_task(_guarded(fn, argument), name=HANDLER)
 
 
 def _named(fn: Callable[[Any], Any]) -> str:
