@@ -223,10 +223,9 @@ class Dispatcher(Loop):
             by_sender.setdefault(sender.kind.name, []).append(claim)
         for name, own in by_sender.items():
             sender = self._senders[name]
-            if self._fits(sender, asked, sender.policy.lease // 6):
-                self._begin(own, sender)
-            else:
-                self._look(own, sender, asked)
+            at_once = self._fits(sender, asked, sender.policy.lease // 6)
+            if left := self._begin(own, sender) if at_once else own:
+                self._look(left, sender, asked)
 
     def _fits(self, sender: Sender, asked: int, most: int | None = None) -> bool:
         """Whether an attempt whose claim was asked for then may begin, and has waited for at most so long."""
@@ -248,8 +247,8 @@ class Dispatcher(Loop):
             now = database.clock.wall()
             held = set(await database.aread(dispatch_claims.recheck, _holds(claims), now=now))
             if self._fits(sender, asked):  # the look has taken its time as well
-                self._begin([claim for claim in claims if claim.id in held], sender)
-                claims = [claim for claim in claims if claim.id not in held]
+                left = self._begin([claim for claim in claims if claim.id in held], sender)
+                claims = [*left, *(claim for claim in claims if claim.id not in held)]
         if not claims:
             return
         given = set(await database.atransact(dispatch_claims.release, _holds(claims), kind=sender.policy.kind))
@@ -267,14 +266,14 @@ class Dispatcher(Loop):
             logger.error("could not look again at dispatches %s; their leases will free them", ids, exc_info=error)
         self.wake()
 
-    def _begin(self, claims: Sequence[DispatchClaim], sender: Sender) -> None:
-        """Call the sender for each of these."""
+    def _begin(self, claims: Sequence[DispatchClaim], sender: Sender) -> Sequence[DispatchClaim]:
+        """Call the sender for each of these; those are left with which nothing was begun, since we were ended."""
         for place, claim in enumerate(claims):
             failpoint("dispatch.before_send")
-            if self._abandoned:  # nothing of the rest has begun
-                self._look(claims[place:], sender, 0)
-                return
+            if self._abandoned:
+                return claims[place:]
             self._call(claim, sender)
+        return ()
 
     def _call(self, claim: DispatchClaim, sender: Sender) -> None:
         ended = partial(self._ended, claim, sender)
