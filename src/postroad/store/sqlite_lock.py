@@ -60,7 +60,8 @@ def _take(cursor: Any, *, rounds: int) -> None:
         try:
             cursor.execute(BEGIN)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or not left:
+            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY  # the driver's own have none
+            if not busy or not left:
                 raise
         else:
             return
