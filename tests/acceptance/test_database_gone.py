@@ -1,6 +1,7 @@
 """A Postgres that crashes under running loops and is away for longer than their leases."""
 
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -58,6 +59,8 @@ def test_a_database_that_is_away_loses_and_doubles_nothing(own_postgres: Own) ->
         while len(sent) < 2 * STREAMS or one.database.read(moments.waiting):
             assert time.monotonic() < end, f"{len(sent)} sent"
             time.sleep(0.05)
+    twice = [key for key, times in Counter(key for key, _ in sent).items() if times > 1]
+    assert not twice, [row.history for key in twice if (row := one.dispatches.get(key)) is not None]
     assert sorted(key for key, _ in sent) == sorted(f"{n}/p{i}" for n in range(STREAMS) for i in (1, 2))
     assert {attempt for _, attempt in sent} == {1}
     ends = [str(r.end) for n in range(STREAMS) for r in one.database.read(runs.of_stream, f"load/{n}")]
