@@ -13,18 +13,17 @@ from tests.postgres_server import Own
 PING = Kind("ping", dict[str, int])
 STREAMS = 40
 AWAY_SECONDS = 10
-LEASE_SECONDS = 8  # shorter than that, and longer than a busy machine takes for a settle while two apps come back
 
 
 def app(url: str, sent: list[tuple[str, int]]) -> Postroad:
     post = Postroad(url, migrate=True)
 
-    @post.sender("sms", timeout=1, lease=LEASE_SECONDS)
+    @post.sender("sms", timeout=1, lease=4)
     def sms(d: Dispatch[Any]) -> None:
         time.sleep(0.2)
         sent.append((d.key, d.attempt))
 
-    @post.turn("load", lease=LEASE_SECONDS)
+    @post.turn("load", lease=4)
     def load(t: Turn) -> None:
         time.sleep(0.05)
         for event in t.events:  # a claim that was given back takes along what came meanwhile

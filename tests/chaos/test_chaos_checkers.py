@@ -87,6 +87,16 @@ def kill_earlier(e: Evidence) -> None:
     e.faults[0].begun, e.faults[0].ended = 0, SECOND
 
 
+def kill_another_later(e: Evidence) -> None:
+    kill_another(e)
+    kill_later(e, 0.1)
+
+
+def kill_unknown_later(e: Evidence) -> None:
+    del e.told[0]
+    kill_later(e, 0.1)
+
+
 def kill_later(e: Evidence, after: float) -> None:
     """So long after the claim was lost."""
     e.faults[0].begun = e.faults[0].ended = round((6 + after) * SECOND)
@@ -111,6 +121,8 @@ BAD: dict[str, tuple[str, Callable[[Evidence], None]]] = {
     "no fault at all": ("O9", lambda e: e.faults.clear()),
     "the fault was another process's": ("O9", kill_another),
     "the fault was over before the claim": ("O9", kill_earlier),
+    "another process was killed after the claim was lost": ("O9", kill_another_later),
+    "nobody knows whose claim it was, and a process was killed after it was lost": ("O9", kill_unknown_later),
     "the claimant had its time to say that it was too slow": ("O9", lambda e: kill_later(e, LEASE_SECONDS + 1)),
     "a withdrawn dispatch was sent": ("W1", deliver_after_withdrawal),
     "a withdrawn dispatch is unknown": ("W1", lambda e: e.withdrawn.add("never seen")),

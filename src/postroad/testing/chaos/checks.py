@@ -107,12 +107,14 @@ def _why_lost(e: Evidence, lost: Attempt) -> str:
     """
     id, end = lost.start.entity, lost.after[-1].at if lost.lost_to is None else lost.lost_to.at
     late = [step for step in e.history.stories[id] if step.reason_code in STALE and _number(step) == lost.number]
-    claimant, heard_until = _claimant(e, lost), end if late else end + LEASE_SECONDS * SECOND
+    claimant = _claimant(e, lost)
     for fault in e.faults:
-        at_the_time = fault.begun <= heard_until and (fault.ended is None or fault.ended >= lost.start.at)
+        of_its_life = fault.ended is None or fault.ended >= lost.start.at
         # A process that is stopped may hold SQLite's write lock, for which everybody waits.
         everybody = fault.kind == "stop" and e.database == "sqlite"
-        if at_the_time and (everybody or _hits(fault, claimant)):
+        at_the_time = fault.begun <= end and (everybody or _hits(fault, claimant))
+        silenced = not late and claimant in fault.lives and fault.begun <= end + LEASE_SECONDS * SECOND
+        if of_its_life and (at_the_time or silenced):
             return fault.kind
     return "overrun" if late else UNEXPLAINED
 
