@@ -8,7 +8,18 @@ import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
-from postroad.store import dialects, dispatch_claims, dispatch_views, due, moves, operators, outbox, ready, settle
+from postroad.store import (
+    dialects,
+    dispatch_claims,
+    dispatch_views,
+    due,
+    moves,
+    operators,
+    outbox,
+    preparing,
+    ready,
+    settle,
+)
 from postroad.store.database import Database
 from postroad.store.statements import Statement, as_json
 from tests.plans.places import STATISTICS, filled
@@ -44,13 +55,12 @@ GROUPS = [("delivered", FINISHED), ("pending", WAITING), ("delivering", 100)]
 IDS = as_json([f"id/{FINISHED + n}" for n in range(100)])
 KEYS = as_json([f"key/{FINISHED + n}" for n in range(100)])
 HOLDS = as_json([{"subject": f"id/{FINISHED + WAITING + n}", "token": "token"} for n in range(100)])
-MOVES = as_json(
-    [
-        {"id": f"id/{FINISHED + n}", "status": "expired", "attempt": 1, "was": "pending", "token": None}
-        for n in range(100)
-    ]
-)
-TOLD = as_json([{"stream": f"s/{n}", "event_id": f"out:{n}:delivered"} for n in range(100)])
+MOVE = {"status": "expired", "due_at": None, "attempt": 1, "first_attempt_at": 1, "max_attempts": 3, "token": None}
+MOVES = [
+    {**MOVE, "id": f"id/{FINISHED + n}", "was": "pending", "last_error": "late", "receipt": None} for n in range(100)
+]
+MIXED = [{**each, "attempt": n, "last_error": f"error {n}"} for n, each in enumerate(MOVES)]
+TOLD = [{"stream": f"s/{n}", "event_id": f"out:{n}:delivered"} for n in range(100)]
 DUE = {"kind": "mail", "now": NOW, "limit": 50, "takeover": 1, "version": 1}
 HOSTS = {"kind": "mail", "now": NOW, "takeover": 1, "version": 1}
 
@@ -78,7 +88,21 @@ def fill(conn: Connection) -> None:
 def plan(conn: Connection, statement: Statement, parameters: dict[str, Any]) -> str:
     """The plan as the database prints it."""
     verb = "EXPLAIN (COSTS OFF) " if conn.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
-    rows = Statement(verb + statement._sql)(conn, **parameters).all()
+    explained = Statement(verb + statement._sql)
+    rows = (explained.for_rows if "rows" in parameters else explained)(conn, **parameters).all()
+    return "\n".join(str(row[-1]) for row in rows)
+
+
+def kept_plan(conn: Connection, statement: Statement, parameters: dict[str, Any]) -> str:
+    """The plan that Postgres makes for any parameters: those of a statement that is prepared."""
+    conn.exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
+    for _ in range(preparing.PREPARED_AFTER + 1):
+        (statement.for_rows if "rows" in parameters else statement)(conn, **parameters)
+    found = conn.exec_driver_sql(
+        "SELECT name, cardinality(parameter_types) FROM pg_prepared_statements ORDER BY prepare_time DESC LIMIT 1"
+    ).one()
+    given = f"({', '.join(['NULL'] * found[1])})" if found[1] else ""
+    rows = conn.exec_driver_sql(f"EXPLAIN (COSTS OFF) EXECUTE {found[0]}{given}").all()
     return "\n".join(str(row[-1]) for row in rows)
 
 
@@ -98,7 +122,7 @@ PLANNED = [  # by our own indexes only: their loops tell the planner so
     (ready._HOSTS, HOSTS, "outbox_host"),
     (settle._OVERDUE, {"now": NOW, "limit": 50}, "outbox_expires"),
     (dispatch_claims._BY_TOKEN, {"token": "token"}, "outbox_due"),
-    (moves._PLACES, {"told": TOLD}, "inbox_event"),
+    (moves._PLACES, {"rows": TOLD}, "inbox_event"),
     (due._SENDS, {"kinds": '["mail", "sms"]'}, "outbox_due"),
     (due._MOMENTS, {}, "outbox_expires"),
 ]
@@ -106,7 +130,9 @@ TRUSTED = [
     (dispatch_claims._CLAIM, {"ids": IDS, "token": "t", "until": NOW, "attempts_max": 3, "now": NOW}, "_pkey"),
     (dispatch_claims._CURRENT, {"holds": HOLDS, "now": NOW}, "_pkey"),
     (moves._LOCK, {"ids": IDS}, "_pkey"),
-    (moves._UPDATE, {"moves": MOVES, "ids": IDS, "now": NOW}, "_pkey"),
+    (moves._UPDATE, {"rows": MOVES[:1], "now": NOW}, "_pkey"),
+    (moves._UPDATE, {"rows": MOVES, "now": NOW}, "_pkey"),
+    (moves._UPDATE, {"rows": MIXED, "now": NOW}, "_pkey"),
     (outbox._HOLDERS, {"keys": KEYS}, "outbox_key"),
     (outbox._PENDING, {"keys": KEYS}, "outbox_key"),
     (outbox._UNDO, {"ids": IDS}, "_pkey"),
@@ -150,6 +176,22 @@ def test_a_statement_uses_its_index(
             assert index in text or index in ("_pkey", "outbox_key", "inbox_event"), text
         else:
             assert index in text, text
+        assert walks(text) == [], text
+
+
+@pytest.mark.parametrize(("statement", "given", "index"), PLANNED + HELD + TRUSTED, ids=name)
+def test_a_plan_that_is_kept_uses_its_index(
+    database: Database, request: pytest.FixtureRequest, statement: Statement, given: dict[str, Any], index: str
+) -> None:
+    """What is planned once for a session reads no more than what is planned for its parameters."""
+    if database.is_sqlite:  # it plans when it prepares, and knows no parameters then
+        return
+    if (statement, given, index) in HELD and request.node.callspec.params["database"][1] == "hollow":
+        return
+    with database.engine.connect() as conn:
+        database.bind(conn).begin()
+        text = kept_plan(conn, statement, given)
+        assert index in text, text
         assert walks(text) == [], text
 
 

@@ -297,7 +297,7 @@ class Database:
             with conn.begin() as transaction, _Inside():
                 with dialects.refusing_writes(conn):
                     result = fn(conn, *args, **kwargs)
-                transaction.rollback()
+                transaction.commit()  # nothing was written; a ROLLBACK would forget what is prepared
             return result
 
 

@@ -13,10 +13,9 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from postroad.model.errors import DatabaseBusy, DatabaseReplaced, InvalidInput, Refused, TransactionAborted
-from postroad.store import sqlite_file, sqlite_lock, urls
-from postroad.store.statements import OURS_OPTION, SCHEMA_OPTION, refusal
+from postroad.store import preparing, sqlite_file, sqlite_lock, urls
+from postroad.store.statements import OURS_OPTION, READ_OPTION, SCHEMA_OPTION, refusal
 
-READ_OPTION = "postroad_read"
 GROUP_OPTION = "postroad_group"
 TELL_OPTION = "postroad_tell"
 LOCK_WAIT_MILLISECONDS = 100
@@ -25,6 +24,7 @@ BUSY_MILLISECONDS = 5_000
 _SQLITE_NO_FILE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _CONFIGURED = "postroad_configured"
 _OURS: Mapping[str, Any] = {OURS_OPTION: True}
+_AS_IT_IS: Mapping[str, Any] = {"prepare": False}  # several statements at once cannot be prepared
 # These tables never have true statistics: what we look for is few rows, each found through its index. Where a
 # planner takes a table for nearly empty, as after a purge, it would read a whole index to hash it.
 _NOT_OURS = ("bitmapscan", "seqscan", "hashjoin", "mergejoin")
@@ -66,9 +66,9 @@ def open_engine(database: str | URL) -> Engine:
         pool_timeout=30,
         # Errors are logged; what they were about, payloads among it, is nobody's business there.
         hide_parameters=True,
-        # A pooler in transaction mode hands out another session each time, which knows nothing of what was prepared.
-        connect_args={"prepare_threshold": None},
+        connect_args={"prepare_threshold": None},  # until it is known that the session is ours
     )
+    preparing.where_sessions_are_ours(engine)
     event.listen(engine, "begin", _begin_postgres)
     event.listen(engine, "commit", _commit_postgres)
     return engine
@@ -95,7 +95,7 @@ def _script(conn: Connection, sql: str) -> None:
     raw: Any = conn.connection.dbapi_connection
     cursor = raw.cursor()
     try:
-        cursor.execute(sql)
+        cursor.execute(sql, **({} if conn.dialect.name == "sqlite" else _AS_IT_IS))
     except conn.dialect.loaded_dbapi.Error as error:
         raise refusal(conn, sql, error) from error
     finally:
@@ -241,9 +241,10 @@ def is_transient(error: DBAPIError, *, grouped: bool = False) -> bool:
     A group (`grouped`) is not run again as it was if it met a lock or a deadlock: one of its members is to blame.
     """
     # A connection that broke before COMMIT has written nothing; another one may stand, as after a server's restart.
-    if error.connection_invalidated or is_busy(error):
+    state = getattr(error.orig, "sqlstate", None)
+    if error.connection_invalidated or is_busy(error) or state in preparing.CHANGED:
         return True
-    return not grouped and getattr(error.orig, "sqlstate", None) in ("40001", "40P01", "55P03")
+    return not grouped and state in ("40001", "40P01", "55P03")
 
 
 def is_away(error: Exception) -> bool:

@@ -31,13 +31,14 @@ UNDEAD = "coalesce(reason, '-') = '-'"
 # given is the order of the positions.
 _INSERT = Statement(
     "INSERT INTO {p}inbox (stream, type, event_id, kind, version, data, received_at, ready_at) "
-    "SELECT stream, type, event_id, kind, version, data, :now, ready_at FROM "
-    "{rows:events(stream text, type text, event_id text, kind text, version int, data text, ready_at int)} "
-    "WHERE true ORDER BY stream, ord ON CONFLICT (stream, event_id) DO NOTHING "
+    "SELECT e.stream, e.type, e.event_id, e.kind, e.version, e.data, :now, e.ready_at "
+    "FROM {rows:e(stream text, type text, event_id text, kind text, version int, data text, ready_at int)} "
+    "WHERE true ORDER BY e.stream, e.ord ON CONFLICT (stream, event_id) DO NOTHING "
     "RETURNING stream, event_id, position"
 )
 _HELD = Statement(
-    "SELECT stream, event_id, position, kind, data, deleted_at FROM (SELECT e.stream, e.event_id, "
+    "SELECT stream, event_id, position, kind, data, deleted_at FROM ("
+    "SELECT e.stream AS stream, e.event_id AS event_id, "
     "(SELECT s.deleted_at FROM {p}streams s WHERE s.id = e.stream) AS deleted_at, "
     + ", ".join(
         f"(SELECT i.{name} FROM {{p}}inbox i WHERE i.stream = e.stream AND i.event_id = e.event_id) AS {name}"
@@ -47,14 +48,14 @@ _HELD = Statement(
 )
 _OVER = Statement(
     "SELECT stream, event_id, seq, buried, deleted_at FROM "
-    "(SELECT e.stream, e.event_id, " + LANDED + " AS seq, " + tombstones.OF_EVENT + " AS buried, "
+    "(SELECT e.stream AS stream, e.event_id AS event_id, " + LANDED + " AS seq, " + tombstones.OF_EVENT + " AS buried, "
     "(SELECT s.deleted_at FROM {p}streams s WHERE s.id = e.stream) AS deleted_at "
     "FROM {rows:e(stream text, event_id text)}) AS found "
     "WHERE seq IS NOT NULL OR buried IS NOT NULL OR deleted_at IS NOT NULL"
 )
 # Not a join: where the planner takes the log for empty it would read all of it.
 _ENTRIES = Statement(
-    "SELECT e.stream, "
+    "SELECT e.stream AS stream, "
     + ", ".join(
         f"(SELECT l.{column} FROM {{p}}log l WHERE l.stream = e.stream AND l.seq = e.seq) AS {name}"
         for column, name in (("entry_id", "event_id"), ("kind", "kind"), ("data", "data"))
@@ -183,27 +184,27 @@ def _insert(conn: Connection, left: Mapping[EventKey, NewEvent], *, now: int) ->
         }
         for event in left.values()
     ]
-    found = _INSERT(conn, events=as_json(rows), now=now)
+    found = _INSERT.for_rows(conn, rows, now=now)
     return {(row.stream, row.event_id): row.position for row in found}
 
 
 def _held(conn: Connection, keys: Collection[EventKey]) -> dict[EventKey, First]:
     if not keys:
         return {}
-    found = _HELD(conn, e=_keys(keys)).all()
+    found = _HELD.for_rows(conn, _keys(keys)).all()
     _refuse_deleted(found)
     return {(row.stream, row.event_id): First(row.position, row.kind, row.data) for row in found}
 
 
 def _landed(conn: Connection, keys: Collection[EventKey]) -> dict[EventKey, First]:
     """Those that stand in the log, or died and left a tombstone; StreamDeleted if one's stream is deleted."""
-    over = _OVER(conn, e=_keys(keys)).all() if keys else []
+    over = _OVER.for_rows(conn, _keys(keys)).all() if keys else []
     _refuse_deleted(over)
     if not over:
         return {}
     buried = {(row.stream, row.event_id): First(None, content_hash=row.buried) for row in over if row.buried}
     places = [{"stream": row.stream, "seq": row.seq} for row in over if row.seq is not None]
-    found = _ENTRIES(conn, e=as_json(places)) if places else ()
+    found = _ENTRIES.for_rows(conn, places) if places else ()
     return buried | {(row.stream, row.event_id): First(None, row.kind, row.data) for row in found}
 
 
@@ -213,8 +214,8 @@ def _refuse_deleted(found: Sequence[Row]) -> None:
             raise StreamDeleted(row.stream, stream=row.stream)
 
 
-def _keys(keys: Iterable[EventKey]) -> str:
-    return as_json([{"stream": stream, "event_id": event_id} for stream, event_id in sorted(keys)])
+def _keys(keys: Iterable[EventKey]) -> list[dict[str, str]]:
+    return [{"stream": stream, "event_id": event_id} for stream, event_id in sorted(keys)]
 
 
 def _compare(event: NewEvent, first: First) -> None:

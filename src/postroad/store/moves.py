@@ -35,7 +35,7 @@ SET status = moves.status, due_at = moves.due_at, attempt = moves.attempt,
     claim_token = NULL, updated_at = :now
 FROM {rows:moves(id text, status text, due_at int, attempt int, first_attempt_at int,
                  max_attempts int, last_error text, receipt text, was text, token text)}
-WHERE o.id = moves.id AND o.id {among:moves.id} AND o.status = moves.was
+WHERE {match:o.id=moves.id} AND o.status = moves.was
     AND o.claim_token IS NOT DISTINCT FROM moves.token
 """)
 

@@ -12,16 +12,16 @@ A statement is text with marks in braces:
     {for_update} {skip_locked}  row locks, where there are such
     {bytewise}                  the collation of our text columns, for text that a parameter brought
     {now_rows}                  a hint that a CTE is computed once
-    {among:name.column}         "is one of" the texts in a column of its rows: a hint, they are compared with it anyway
+    {match:o.id=name.id}        that a text of a table's row is the one of its rows: looked up one by one
 
 A statement for `for_rows` has one `FROM {rows:name(...)}` and writes its columns as `name.column`: they are parameters
-where there is one row.
+where there is one row, or where they are the same in every row.
 """
 
 import re
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, TypeVar
 
@@ -29,16 +29,21 @@ import msgspec
 from sqlalchemy import Connection, Dialect, text
 from sqlalchemy.exc import DBAPIError
 
+from postroad.store import preparing
 from postroad.store.schema import PREFIX
 
 SCHEMA_OPTION = "postroad_schema"
 OURS_OPTION = "postroad_ours"
+READ_OPTION = "postroad_read"
 S = TypeVar("S", bound=msgspec.Struct)
-Form = Literal["objects", "arrays", "one"]  # of a statement's rows: in a JSON parameter, or column by column
+# How a statement gets its rows: as objects in one JSON parameter, as one row's columns, or as these columns of many
+# rows, the others being the same in all of them.
+Form = Literal["objects", "one"] | tuple[str, ...]
 Row = Any  # a named tuple of the columns that a statement names
+SHARING_ROWS_MIN = 8  # of fewer rows all columns are written out, so that a statement has few forms
 _ROWS = re.compile(r"\{rows:(\w+)\(([^)]*)\)\}")
 _FROM_ROWS = re.compile(r"\bFROM \{rows:(\w+)\(([^)]*)\)\}")
-_AMONG = re.compile(r"\{among:(\w+)\.(\w+)\}")
+_MATCH = re.compile(r"\{match:(\w+\.\w+)=(\w+)\.(\w+)\}")
 _LIST = re.compile(r"\{(list|ints|in_list|in_ints|pairs):([\w.]+)\}")
 
 
@@ -103,29 +108,33 @@ def _row_of(columns: tuple[str, ...]) -> Callable[[Any], Any]:
 class Statement:
     """A statement, built once per dialect and schema. Call it with a connection and its parameters."""
 
-    __slots__ = ("_built", "_sql")
+    __slots__ = ("_built", "_columns", "_sql")
 
     def __init__(self, sql: str) -> None:
         self._sql = sql
+        self._columns = _row_columns(sql)
         self._built: dict[tuple[str, str | None, Form], _Built] = {}
 
     def __call__(self, conn: Connection, **parameters: Any) -> Found:
         return self._for(conn, "objects")(conn, parameters)
 
     def for_rows(self, conn: Connection, rows: Sequence[Any], **parameters: Any) -> Found:
-        """Call it for rows, all structs or all mappings: as one JSON parameter, or one by itself column by column.
+        """Call it for rows, at least one, all structs or all mappings.
 
-        On Postgres unfolding JSON takes 0.1 ms, however little it is, and that is half of what a row takes. SQLite
-        finds a column of an array faster than one of an object.
+        Of one row each column is a parameter: on Postgres unfolding JSON takes 0.1 ms, however little it is. Of many
+        only those columns are JSON in which they differ: Postgres takes a list for each of these, SQLite one of all.
         """
         if len(rows) == 1:
             return self._for(conn, "one")(conn, {**msgspec.to_builtins(rows[0]), **parameters})
-        (name, columns) = _FROM_ROWS.findall(self._sql)[0]
-        if conn.dialect.name == "postgresql" or not rows:
-            return self(conn, **{name: as_json(rows)}, **parameters)
-        names = [column for column, _ in _columns(columns)]
-        pick: Any = itemgetter(*names) if isinstance(rows[0], Mapping) else attrgetter(*names)
-        return self._for(conn, "arrays")(conn, {name: as_json(list(map(pick, rows))), **parameters})
+        pick: Any = itemgetter if isinstance(rows[0], Mapping) else attrgetter
+        values = {column: list(map(pick(column), rows)) for column in self._columns}
+        varying = _varying(values)
+        shared = msgspec.to_builtins({column: each[0] for column, each in values.items() if column not in varying})
+        if conn.dialect.name == "postgresql" or len(varying) == 1:
+            lists = {_list_name(column): as_json(values[column]) for column in varying}
+        else:
+            lists = {_list_name("rows"): as_json(list(zip(*(values[column] for column in varying), strict=True)))}
+        return self._for(conn, varying)(conn, {**shared, **lists, **parameters})
 
     def _for(self, conn: Connection, form: Form) -> "_Built":
         key = (conn.dialect.name, conn.get_execution_options().get(SCHEMA_OPTION), form)
@@ -133,6 +142,25 @@ class Statement:
         if built is None:
             built = self._built[key] = _Built(render(self._sql, key[0], key[1], form), conn.dialect)
         return built
+
+
+def _row_columns(sql: str) -> tuple[str, ...]:
+    """The columns of the rows that a statement for `for_rows` takes."""
+    found = _FROM_ROWS.search(sql)
+    return () if found is None else tuple(column for column, _ in _columns(found[2]))
+
+
+def _varying(values: Mapping[str, list[Any]]) -> tuple[str, ...]:
+    """The columns in which these rows differ; at least one, since there is something to unfold."""
+    columns = tuple(values)
+    if len(values[columns[0]]) < SHARING_ROWS_MIN:
+        return columns
+    return tuple(c for c, each in values.items() if each.count(each[0]) < len(each)) or columns[:1]
+
+
+def _list_name(column: str) -> str:
+    """The parameter with a column of many rows."""
+    return f"{column}_list"
 
 
 class _Built:
@@ -143,17 +171,19 @@ class _Built:
     beneath, it goes that way.
     """
 
-    __slots__ = ("_clause", "_names", "_sql")
+    __slots__ = ("_clause", "_columns", "_names", "_sql")
 
     def __init__(self, sql: str, dialect: Dialect) -> None:
         self._clause = text(sql)
         compiled: Any = self._clause.compile(dialect=dialect)
         self._sql = str(compiled)
         self._names: list[str] | None = compiled.positiontup
+        self._columns: tuple[str, ...] | None = None  # not known yet; none: there are no rows
 
     def __call__(self, conn: Connection, parameters: dict[str, Any]) -> Found:
-        if conn.get_execution_options().get(OURS_OPTION) and not conn.dispatch.before_cursor_execute:
-            return self._directly(conn, parameters)
+        options = conn.get_execution_options()
+        if options.get(OURS_OPTION) and not conn.dispatch.before_cursor_execute:
+            return self._directly(conn, parameters, reads=READ_OPTION in options)
         return self._through(conn, parameters)
 
     def _through(self, conn: Connection, parameters: dict[str, Any]) -> Found:
@@ -162,18 +192,19 @@ class _Built:
             return Found((), (), result.rowcount)
         return Found(tuple(result.keys()), result.all(), result.rowcount)
 
-    def _directly(self, conn: Connection, parameters: dict[str, Any]) -> Found:
+    def _directly(self, conn: Connection, parameters: dict[str, Any], *, reads: bool) -> Found:
         if not conn.in_transaction():
             conn.begin()  # as SQLAlchemy does by itself
-        names = self._names
-        given: Any = parameters if names is None else [parameters[name] for name in names]
-        cursor = conn.connection.cursor()
+        cursor: Any = conn.connection.cursor()
         try:
-            cursor.execute(self._sql, given)
-            told = cursor.description
-            if told is None:
-                return Found((), (), cursor.rowcount)
-            return Found(tuple([column[0] for column in told]), cursor.fetchall(), cursor.rowcount)
+            if self._names is None:
+                cursor.execute(self._sql, parameters, prepare=False if reads else None)
+            else:
+                cursor.execute(self._sql, [parameters[name] for name in self._names])
+            columns = self._columns
+            if columns is None:
+                columns = self._columns = tuple([column[0] for column in cursor.description or ()])
+            return Found(columns, cursor.fetchall() if columns else (), cursor.rowcount)
         except conn.dialect.loaded_dbapi.Error as error:
             raise refusal(conn, self._sql, error) from error
         finally:
@@ -183,7 +214,9 @@ class _Built:
 def refusal(conn: Connection, sql: str, error: Exception) -> BaseException:
     """The driver's error as SQLAlchemy tells it. A connection that is lost is found out by SQLAlchemy itself."""
     dialect: Any = conn.dialect
-    if dialect.is_disconnect(error, conn.connection.dbapi_connection, None):
+    raw = conn.connection.dbapi_connection
+    preparing.give_up(raw, error)
+    if dialect.is_disconnect(error, raw, None):
         conn.exec_driver_sql("SELECT 1")
     return DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, hide_parameters=True, dialect=dialect)
 
@@ -195,12 +228,14 @@ def as_json(value: object) -> str:
 
 def render(sql: str, dialect: str, schema: str | None, form: Form = "objects") -> str:
     """The statement's text for one dialect and schema."""
-    marks = _POSTGRES if dialect == "postgresql" else _SQLITE
+    is_postgres = dialect == "postgresql"
+    marks = _POSTGRES if is_postgres else _SQLITE
     prefix = f'"{schema}".{PREFIX}' if schema else PREFIX
     if form == "one":
         sql = _of_one(sql, marks)
-    sql = _AMONG.sub(lambda m: marks["among"].format(name=m[1], column=m[2]), sql)
-    rows = _postgres_rows if dialect == "postgresql" else partial(_sqlite_rows, form)
+    elif form != "objects":
+        sql = _of_many(sql, marks, form, is_postgres=is_postgres)
+    rows = _postgres_rows if is_postgres else _sqlite_rows
     sql = _ROWS.sub(lambda m: rows(m[1], _columns(m[2])), sql)
     sql = _LIST.sub(lambda m: marks[m[1]].format(name=m[2]), sql)
     for mark in ("json_agg", "for_update", "skip_locked", "bytewise", "now_rows"):
@@ -212,8 +247,27 @@ def _of_one(sql: str, marks: Mapping[str, str]) -> str:
     """The statement with a parameter in the place of each column of its rows, and without these and their order."""
     (name, columns) = _FROM_ROWS.findall(sql)[0]
     sql = re.sub(rf"ORDER BY {name}\.\w+(, {name}\.\w+)*", "", _FROM_ROWS.sub("", sql))
-    sql = _AMONG.sub(r"= \1.\2", sql)
-    for column, kind in _columns(columns):
+    return _with_parameters(_MATCH.sub(r"\1 = \2.\3", sql), name, _columns(columns), marks)
+
+
+def _of_many(sql: str, marks: Mapping[str, str], varying: tuple[str, ...], *, is_postgres: bool) -> str:
+    """The statement with the columns in which its rows differ in lists, and a parameter in the place of each other."""
+    (name, listed) = _FROM_ROWS.findall(sql)[0]
+    columns = _columns(listed)
+    match = _MATCH.search(sql)
+    if match is not None and varying == (match[3],):
+        sql = _MATCH.sub(rf"\1 {{in_list:{_list_name(match[3])}}}", _FROM_ROWS.sub("", sql))
+    else:
+        # On Postgres the join alone would be planned as a walk over the table where the planner takes it for empty.
+        among = rf" AND \1 {{in_list:{_list_name(match[3])}}}" if match is not None and is_postgres else ""
+        sql = _MATCH.sub(rf"\1 = \2.\3{among}", sql)
+    sql = _with_parameters(sql, name, [column for column in columns if column[0] not in varying], marks)
+    unfold = _postgres_lists if is_postgres else _sqlite_lists
+    return _ROWS.sub(lambda m: unfold(m[1], [column for column in columns if column[0] in varying]), sql)
+
+
+def _with_parameters(sql: str, name: str, columns: list[list[str]], marks: Mapping[str, str]) -> str:
+    for column, kind in columns:
         sql = re.sub(rf"\b{name}\.{column}\b", marks[kind].format(name=column), sql)
     return sql
 
@@ -224,8 +278,6 @@ _POSTGRES: Mapping[str, str] = {
     "in_list": '= ANY(ARRAY(SELECT value COLLATE "C" FROM json_array_elements_text(CAST(:{name} AS json))))',
     "in_ints": "= ANY(ARRAY(SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST(:{name} AS json))))",
     "pairs": "json_each_text(CAST({name} AS json))",
-    "among": "= ANY(ARRAY(SELECT {column} FROM json_to_recordset(CAST(:{name} AS json)) "
-    'AS ({column} text COLLATE "C")))',
     "text": 'CAST(:{name} AS text) COLLATE "C"',
     "int": "CAST(:{name} AS bigint)",
     "json_agg": "json_agg",
@@ -240,7 +292,6 @@ _SQLITE: Mapping[str, str] = {
     "in_list": "IN (SELECT value FROM json_each(:{name}))",
     "in_ints": "IN (SELECT value FROM json_each(:{name}))",
     "pairs": "json_each({name})",
-    "among": "= {name}.{column}",
     "text": ":{name}",
     "int": ":{name}",
     "json_agg": "json_group_array",
@@ -266,7 +317,25 @@ def _postgres_rows(name: str, columns: list[list[str]]) -> str:
     )
 
 
-def _sqlite_rows(form: Form, name: str, columns: list[list[str]]) -> str:
-    paths = [f"[{place}]" if form == "arrays" else f".{column}" for place, (column, _) in enumerate(columns)]
-    picked = ", ".join(f"json_extract(value, '${path}') AS {c}" for path, (c, _) in zip(paths, columns, strict=True))
+def _postgres_lists(name: str, columns: list[list[str]]) -> str:
+    types = {"int": "CAST({0} AS bigint)", "text": '{0} COLLATE "C"'}
+    lists = ", ".join(f"json_array_elements_text(CAST(:{_list_name(column)} AS json))" for column, _ in columns)
+    picked = ", ".join(f"{types[kind].format(column)} AS {column}" for column, kind in columns)
+    names = ", ".join(column for column, _ in columns)
+    return (
+        f"(SELECT {picked}, ord - 1 AS ord FROM ROWS FROM ({lists}) WITH ORDINALITY "
+        f"AS {name}_rows({names}, ord)) AS {name}"
+    )
+
+
+def _sqlite_rows(name: str, columns: list[list[str]]) -> str:
+    picked = ", ".join(f"json_extract(value, '$.{column}') AS {column}" for column, _ in columns)
     return f"(SELECT {picked}, key AS ord FROM json_each(:{name})) AS {name}"
+
+
+def _sqlite_lists(name: str, columns: list[list[str]]) -> str:
+    if len(columns) == 1:
+        (column, _) = columns[0]
+        return f"(SELECT value AS {column}, key AS ord FROM json_each(:{_list_name(column)})) AS {name}"
+    picked = ", ".join(f"json_extract(value, '$[{place}]') AS {c}" for place, (c, _) in enumerate(columns))
+    return f"(SELECT {picked}, key AS ord FROM json_each(:{_list_name('rows')})) AS {name}"
