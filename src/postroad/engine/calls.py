@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from postroad.engine.deadlines import Deadlines, DeadlinesOfLoops
 from postroad.engine.declarations import is_async
 from postroad.model.clock import SECOND
 from postroad.model.payload import safe_error
@@ -113,6 +114,7 @@ class RealCalls:
 
     def __init__(self) -> None:
         self._stuck: dict[asyncio.Future[CallResult], str] = {}
+        self._deadlines = DeadlinesOfLoops()
 
     @property
     def stuck(self) -> int:
@@ -129,27 +131,26 @@ class RealCalls:
     ) -> Call:
         awaited = is_async(fn)
         future = _as_task(fn, argument) if awaited else _in_thread(fn, argument)
-        return _Call(
-            future, timeout / SECOND, done, late or _unheard, cancels=awaited, name=_named(fn), stuck=self._stuck
-        )
+        deadlines = self._deadlines.of(timeout / SECOND)
+        return _Call(future, deadlines, done, late or _unheard, cancels=awaited, fn=fn, stuck=self._stuck)
 
 
 class _Call:
     """A call with its deadline. What it still does after its end changes that end no more."""
 
     __slots__ = (
-        "_cancels", "_done", "_due", "_future", "_late", "_loop", "_name", "_patient", "_stuck", "_timer", "_verdict",
+        "_cancels", "_deadlines", "_done", "_fn", "_future", "_grace", "_late", "_loop", "_stuck", "_verdict",
     )  # fmt: skip
 
     def __init__(
         self,
         future: asyncio.Future[CallResult],
-        seconds: float,
+        deadlines: Deadlines,
         done: Done,
         late: Done,
         *,
         cancels: bool,
-        name: str,
+        fn: Callable[[Any], Any],
         stuck: dict[asyncio.Future[CallResult], str],
     ) -> None:
         self._loop = future.get_loop()
@@ -157,12 +158,12 @@ class _Call:
         self._done = done
         self._late = late
         self._cancels = cancels
-        self._name = name
+        self._fn = fn
         self._stuck = stuck
         self._verdict: TimedOut | Aborted | None = None
-        self._patient = True
-        self._due = self._loop.time() + seconds
-        self._timer = self._loop.call_at(self._due, self._overdue)
+        self._grace: asyncio.TimerHandle | None = None
+        self._deadlines = deadlines
+        deadlines.add(self, self._overdue)
         future.add_done_callback(self._ended)
 
     def abort(self, why: str) -> None:
@@ -170,7 +171,7 @@ class _Call:
             self._end(Aborted(why))
 
     def _ended(self, future: asyncio.Future[CallResult]) -> None:
-        self._timer.cancel()
+        self._stop_waiting()
         result = _result(future)
         if future in self._stuck:
             del self._stuck[future]  # its end was told when it did not stop
@@ -182,28 +183,34 @@ class _Call:
             if isinstance(result, Returned):  # it has swallowed its cancellation
                 self._late(result)
 
-    def _overdue(self) -> None:
+    def _overdue(self, due: float) -> None:
         """The deadline is over. If we are late ourselves, the process stood still, and the call with it."""
-        if self._patient and self._loop.time() - self._due > CANCEL_GRACE_SECONDS:
-            self._patient = False
-            self._timer = self._loop.call_later(CANCEL_GRACE_SECONDS, self._overdue)
+        if self._verdict is not None:  # it was aborted just now
+            return
+        if self._loop.time() - due > CANCEL_GRACE_SECONDS:
+            self._grace = self._loop.call_later(CANCEL_GRACE_SECONDS, self._end, TimedOut(stuck=False))
         else:
             self._end(TimedOut(stuck=False))
+
+    def _stop_waiting(self) -> None:
+        self._deadlines.drop(self)
+        if self._grace is not None:
+            self._grace.cancel()
 
     def _end(self, verdict: TimedOut | Aborted) -> None:
         if self._future.done():  # what it came to is about to be told
             return
-        self._timer.cancel()
+        self._stop_waiting()
         self._verdict = verdict
         if self._cancels:  # a thread cannot be
             self._future.cancel()
-            self._timer = self._loop.call_later(CANCEL_GRACE_SECONDS, self._outlived, verdict)
+            self._grace = self._loop.call_later(CANCEL_GRACE_SECONDS, self._outlived, verdict)
         else:
             self._outlived(verdict)
 
     def _outlived(self, verdict: TimedOut | Aborted) -> None:
         if not self._future.done():
-            self._stuck[self._future] = self._name
+            self._stuck[self._future] = _named(self._fn)
             self._done(replace(verdict, stuck=True))
 
 

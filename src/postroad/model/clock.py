@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Protocol
 
 from postroad.model.errors import InvalidInput, Span, shown
@@ -83,6 +84,7 @@ def _instant(start: str | datetime) -> datetime:
         raise InvalidInput(f"start must be an ISO time, got {shown(start)}.", field="start") from None
 
 
+@lru_cache(maxsize=256)  # what is claimed or written together has its times in common
 def moment(stamp: int) -> datetime:
     """The aware UTC datetime of a stored time in microseconds."""
     return _EPOCH + timedelta(0, stamp // SECOND, stamp % SECOND)  # exact, and a quarter of what fromtimestamp takes

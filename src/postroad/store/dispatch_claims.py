@@ -50,7 +50,7 @@ ORDER BY holds.ord
 """)
 
 _BY_TOKEN = Statement(
-    "SELECT " + ready.COLUMNS + ", " + gates.PROBED + " FROM {p}outbox AS o "
+    "SELECT " + ready.COLUMNS + ", NULL AS unseen, " + gates.PROBED + " FROM {p}outbox AS o "
     "WHERE o.status IN ('pending', 'delivering') AND o.due_at IS NOT NULL AND o.claim_token = :token "
     "ORDER BY o.due_at, o.id"
 )
@@ -107,7 +107,7 @@ def claim(
     if claimed:
         _start(conn, claimed, policy, token=token, now=now)
     return ClaimedDispatches(
-        [_claim_of(_started(row, policy, token=token, now=now), probe=row.id in probes) for row in claimed],
+        [_started(row, policy, token=token, probe=row.id in probes, now=now) for row in claimed],
         [Settled(move.row.id, move.to, move.reason, False) for move in ended],
         unseen,
         again_at,
@@ -180,28 +180,43 @@ def _history(row: Due, policy: SendPolicy) -> NewTransition:
         to_status=Status.DELIVERING,
         reason_code=Reason.ATTEMPT,
         summary=f"attempt {row.attempt + 1} of {row.max_attempts or policy.retry.attempts}{lost}",
-        metadata=as_json({"attempt": row.attempt + 1, "epoch": row.epoch}),
+        metadata=transitions.about(row.attempt + 1, row.epoch),
     )
 
 
-def _started(row: Due, policy: SendPolicy, *, token: str, now: int) -> Due:
-    """The row as `_CLAIM` has left it."""
-    return msgspec.structs.replace(
+def _started(row: Due, policy: SendPolicy, *, token: str, probe: bool, now: int) -> DispatchClaim:
+    """The claim of a row, as `_CLAIM` has left it."""
+    return _claim(
         row,
         attempt=row.attempt + 1,
         max_attempts=row.max_attempts or policy.retry.attempts,
-        claim_token=token,
-        due_at=now + policy.lease,
+        token=token,
+        until=now + policy.lease,
         first_attempt_at=now if row.first_attempt_at is None else row.first_attempt_at,
+        probe=probe,
     )
 
 
-def _claim_of(row: Due, *, probe: bool) -> DispatchClaim:
+def _standing(row: Due) -> DispatchClaim:
     """The claim that a claimed row stands for: its CHECK and the claim itself have set all these fields."""
     assert row.claim_token is not None
     assert row.due_at is not None
     assert row.max_attempts is not None
     assert row.first_attempt_at is not None
+    return _claim(
+        row,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        token=row.claim_token,
+        until=row.due_at,
+        first_attempt_at=row.first_attempt_at,
+        probe=row.probed is not None,
+    )
+
+
+def _claim(
+    row: Due, *, attempt: int, max_attempts: int, token: str, until: int, first_attempt_at: int, probe: bool
+) -> DispatchClaim:
     return DispatchClaim(
         id=row.id,
         key=row.key,
@@ -212,15 +227,15 @@ def _claim_of(row: Due, *, probe: bool) -> DispatchClaim:
         body=row.body,
         headers=row.headers,
         origin=row.origin,
-        attempt=row.attempt,
-        max_attempts=row.max_attempts,
+        attempt=attempt,
+        max_attempts=max_attempts,
         epoch=row.epoch,
-        token=row.claim_token,
-        until=row.due_at,
+        token=token,
+        until=until,
         created_at=row.created_at,
-        first_attempt_at=row.first_attempt_at,
+        first_attempt_at=first_attempt_at,
         expires_at=row.expires_at,
-        possible_duplicate=row.attempt > 1 or row.epoch > 0,
+        possible_duplicate=attempt > 1 or row.epoch > 0,
         lane=row.lane,
         ack_required=bool(row.ack_required),
         host=row.host,
@@ -254,4 +269,4 @@ def recheck(conn: Connection, holds: Sequence[Hold], *, now: int) -> list[str]:
 
 def lookup(conn: Connection, token: str) -> list[DispatchClaim]:
     """What was claimed under a token, for a claimant that lost the answer to its COMMIT."""
-    return [_claim_of(row, probe=row.probed is not None) for row in _BY_TOKEN(conn, token=token).into(Due)]
+    return [_standing(row) for row in _BY_TOKEN(conn, token=token).into(Due)]

@@ -19,7 +19,7 @@ from postroad.model.failpoints import failpoint
 from postroad.model.rows import NewEvent, Published
 from postroad.store import tombstones
 from postroad.store.log import LANDED, EventKey
-from postroad.store.statements import Row, Statement, as_json
+from postroad.store.statements import Found, Row, Statement, as_json
 
 ROUNDS = 8
 
@@ -129,7 +129,7 @@ def is_same(conn: Connection, event: NewEvent) -> bool:
 def add(conn: Connection, events: Sequence[NewEvent], *, now: int) -> None:
     """Put events into inboxes of which the caller knows, by a lock that others respect, that they are new."""
     failpoint("inbox.publish")
-    _insert(conn, {(event.stream, event.event_id): event for event in events}, now=now)
+    _insert(conn, events, now=now)
     failpoint("inbox.published")
 
 
@@ -157,7 +157,8 @@ def _round(
     conn: Connection, left: Mapping[EventKey, NewEvent], made: set[int], *, now: int
 ) -> dict[EventKey, Published]:
     """Insert what is left, then see what became of it; those neither inserted nor found are left out."""
-    new = _insert(conn, left, now=now)
+    inserted = _insert(conn, left.values(), now=now)
+    new = {(row.stream, row.event_id): row.position for row in inserted}
     made |= set(new.values())
     first = _held(conn, left.keys() - new.keys())
     landed = _landed(conn, left.keys() - first.keys())
@@ -171,7 +172,7 @@ def _round(
     return same | {key: Published(key[1], new[key], created=True) for key in new.keys() - landed.keys()}
 
 
-def _insert(conn: Connection, left: Mapping[EventKey, NewEvent], *, now: int) -> dict[EventKey, int]:
+def _insert(conn: Connection, events: Collection[NewEvent], *, now: int) -> Found:
     rows = [
         {
             "stream": event.stream,
@@ -182,10 +183,9 @@ def _insert(conn: Connection, left: Mapping[EventKey, NewEvent], *, now: int) ->
             "data": event.data,
             "ready_at": now if event.ready_at is None else event.ready_at,
         }
-        for event in left.values()
+        for event in events
     ]
-    found = _INSERT.for_rows(conn, rows, now=now)
-    return {(row.stream, row.event_id): row.position for row in found}
+    return _INSERT.for_rows(conn, rows, now=now)
 
 
 def _held(conn: Connection, keys: Collection[EventKey]) -> dict[EventKey, First]:

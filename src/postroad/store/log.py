@@ -6,6 +6,7 @@ refused is found by a predicate before the first write.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
@@ -23,24 +24,24 @@ EventKey = tuple[str, str]
 LANDED = "(SELECT l.seq FROM {p}log l WHERE l.stream = e.stream AND l.entry_id = e.event_id)"
 
 _LANDED = Statement(
-    "SELECT stream, event_id, seq FROM (SELECT e.stream, e.event_id, " + LANDED + " AS seq "
+    "SELECT stream, event_id, seq FROM (SELECT e.stream AS stream, e.event_id AS event_id, " + LANDED + " AS seq "
     "FROM {rows:e(stream text, event_id text)}) AS found WHERE seq IS NOT NULL"
 )
 _HEADS = Statement("SELECT id, version, deleted_at FROM {p}streams WHERE id {in_list:streams} ORDER BY id {for_update}")
 _BEGIN = Statement(
-    "INSERT INTO {p}streams (id, type, version) SELECT name, type, added "
-    "FROM {rows:heads(name text, type text, added int)} WHERE true ORDER BY name ON CONFLICT (id) DO NOTHING"
+    "INSERT INTO {p}streams (id, type, version) SELECT heads.name, heads.type, heads.added "
+    "FROM {rows:heads(name text, type text, added int)} WHERE true ORDER BY heads.name ON CONFLICT (id) DO NOTHING"
 )
 _ADVANCE = Statement(
-    "UPDATE {p}streams SET version = version + added FROM {rows:heads(name text, expected int, added int)} "
-    "WHERE id {in_list:streams} AND id = name AND version = expected AND deleted_at IS NULL"
+    "UPDATE {p}streams SET version = version + heads.added FROM {rows:heads(name text, expected int, added int)} "
+    "WHERE {match:id=heads.name} AND version = heads.expected AND deleted_at IS NULL"
 )
 _INSERT = Statement(
     "INSERT INTO {p}log "
     "(stream, seq, entry_id, kind, version, data, received_at, recorded_at, run_id, cause) "
-    "SELECT stream, seq, entry_id, kind, version, data, received_at, :now, run_id, cause FROM "
-    "{rows:entries(stream text, seq int, entry_id text, kind text, version int, data text, received_at int, "
-    "run_id text, cause text)}"
+    "SELECT new.stream, new.seq, new.entry_id, new.kind, new.version, new.data, new.received_at, :now, new.run_id, "
+    "new.cause FROM {rows:new(stream text, seq int, entry_id text, kind text, version int, data text, "
+    "received_at int, run_id text, cause text)}"
 )
 _VERSION = Statement("SELECT version FROM {p}streams WHERE id = :stream")
 _COLUMNS = "stream, seq, entry_id, kind, version, data, received_at, recorded_at, cause"
@@ -92,7 +93,7 @@ def append_all(conn: Connection, appends: Sequence[Append], *, now: int) -> None
     growing = [one for one in appends if one.entries]
     _move_heads(conn, growing, begun)
     if growing:
-        _INSERT(conn, entries=_rows(growing, now), now=now)
+        _INSERT.for_rows(conn, _rows(growing, now), now=now)
 
 
 def _check(one: Append) -> None:
@@ -132,30 +133,28 @@ def _move_heads(conn: Connection, growing: Sequence[Append], begun: dict[str, in
         for one in growing
         if one.stream in begun
     ]
-    moved = _BEGIN(conn, heads=as_json(new)).rowcount if new else 0
-    moved += _ADVANCE(conn, heads=as_json(old), streams=as_json([one["name"] for one in old])).rowcount if old else 0
+    moved = _BEGIN.for_rows(conn, new).rowcount if new else 0
+    moved += _ADVANCE.for_rows(conn, old).rowcount if old else 0
     if moved != len(growing):
         raise ConcurrencyConflict(stream=growing[0].stream if len(growing) == 1 else "")
 
 
-def _rows(growing: Sequence[Append], now: int) -> str:
-    return as_json(
-        [
-            {
-                "stream": one.stream,
-                "seq": seq,
-                "entry_id": entry.entry_id,
-                "kind": entry.kind,
-                "version": entry.version,
-                "data": entry.data,
-                "received_at": now if entry.received_at is None else entry.received_at,
-                "run_id": entry.run_id,
-                "cause": entry.cause,
-            }
-            for one in growing
-            for seq, entry in enumerate(one.entries, one.expected_version + 1)
-        ]
-    )
+def _rows(growing: Sequence[Append], now: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "stream": one.stream,
+            "seq": seq,
+            "entry_id": entry.entry_id,
+            "kind": entry.kind,
+            "version": entry.version,
+            "data": entry.data,
+            "received_at": now if entry.received_at is None else entry.received_at,
+            "run_id": entry.run_id,
+            "cause": entry.cause,
+        }
+        for one in growing
+        for seq, entry in enumerate(one.entries, one.expected_version + 1)
+    ]
 
 
 def landed(conn: Connection, keys: Iterable[EventKey]) -> dict[EventKey, int]:
@@ -163,7 +162,7 @@ def landed(conn: Connection, keys: Iterable[EventKey]) -> dict[EventKey, int]:
     rows = [{"stream": stream, "event_id": event_id} for stream, event_id in keys]
     if not rows:
         return {}
-    return {(row.stream, row.event_id): row.seq for row in _LANDED(conn, e=as_json(rows))}
+    return {(row.stream, row.event_id): row.seq for row in _LANDED.for_rows(conn, rows)}
 
 
 def read(conn: Connection, stream: str, *, after: int = 0, limit: int = 200) -> list[Entry]:

@@ -57,7 +57,7 @@ WHERE entity {in_list:ids} AND reason_code IN ('dispatch.delivered.transport_ok'
 """)
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Standing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Where a dispatch stands: its row, locked by this transaction."""
 
     id: str
@@ -270,9 +270,11 @@ def _outcome(each: Move) -> NewEvent:
 
 
 def _history(each: Move, *, dropped: bool) -> list[NewTransition]:
-    about: dict[str, Any] = {"attempt": each.attempt if each.late else each.row.attempt, "epoch": each.epoch}
+    attempt = each.attempt if each.late else each.row.attempt
+    about = transitions.about(attempt, each.epoch)
     if dropped:
-        about["outcome"] = "dropped: the stream was deleted"
+        told = {"attempt": attempt, "epoch": each.epoch, "outcome": "dropped: the stream was deleted"}
+        about = as_json(told)
     return [
         NewTransition(
             entity=each.row.id,
@@ -282,7 +284,7 @@ def _history(each: Move, *, dropped: bool) -> list[NewTransition]:
             summary=each.summary if after is each.to else NO_ATTEMPT,
             source=each.source,
             actor=each.actor,
-            metadata=as_json(about),
+            metadata=about,
         )
         for before, after in _edges(each) or [(each.row.status, each.row.status)]
     ]

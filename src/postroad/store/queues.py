@@ -27,7 +27,7 @@ STREAM_DELETED = "stream_deleted"
 # Without the look at `queues` an event that landed meanwhile would be claimed again: an unknown stream is
 # locked by now, but was chosen by an older snapshot.
 _SETS = Statement(
-    "SELECT want.stream, (SELECT s.version FROM {p}streams s WHERE s.id = want.stream) AS version, "
+    "SELECT want.stream AS stream, (SELECT s.version FROM {p}streams s WHERE s.id = want.stream) AS version, "
     "(SELECT s.deleted_at FROM {p}streams s WHERE s.id = want.stream) AS deleted_at, "
     + stopping.ASKS
     % "want.stream"
@@ -54,8 +54,8 @@ _BURY = Statement(
 )
 _TAKE = Statement(
     "INSERT INTO {p}queues (stream, type, claim_token, until, state, attempts, picked, alone, lease) "
-    "SELECT name, :type, :token, :until, 'claimed', attempts, picked, alone, :lease FROM "
-    "{rows:sets(name text, attempts int, picked text, alone text)} WHERE true ORDER BY name "
+    "SELECT sets.name, :type, :token, :until, 'claimed', sets.attempts, sets.picked, sets.alone, :lease FROM "
+    "{rows:sets(name text, attempts int, picked text, alone text)} WHERE true ORDER BY sets.name "
     "ON CONFLICT (stream) DO UPDATE SET claim_token = excluded.claim_token, until = excluded.until, "
     "state = excluded.state, attempts = excluded.attempts, picked = excluded.picked, lease = excluded.lease"
 )
@@ -88,8 +88,8 @@ _SPLIT = Statement(
 )
 _READY = Statement(
     "UPDATE {p}queues AS q SET claim_token = NULL, state = 'ready', until = :now, attempts = 0, "
-    "picked = next, alone = rest FROM {rows:freed(name text, next text, rest text)} "
-    "WHERE q.stream {in_list:streams} AND q.stream = name AND (next IS NOT NULL OR (SELECT 1 FROM {p}inbox i "
+    "picked = freed.next, alone = freed.rest FROM {rows:freed(name text, next text, rest text)} "
+    "WHERE {match:q.stream=freed.name} AND (freed.next IS NOT NULL OR (SELECT 1 FROM {p}inbox i "
     "WHERE i.type = q.type AND i.stream = q.stream AND i.reason IS NULL LIMIT 1) IS NOT NULL) "
     "RETURNING stream"
 )
@@ -159,7 +159,7 @@ def _read_sets(conn: Connection, stream_type: str, found: Sequence[Candidate], *
     if not found:
         return []
     want = [{"stream": c.stream, "known": int(c.known), "fresh": int(c.picked is None)} for c in found]
-    rows = {row.stream: row for row in _SETS(conn, want=as_json(want), type=stream_type, batch=batch)}
+    rows = {row.stream: row for row in _SETS.for_rows(conn, want, type=stream_type, batch=batch)}
     return [
         _Set(
             candidate=candidate,
@@ -249,7 +249,7 @@ def _take(
             }
             for claim in claims
         ]
-        _TAKE(conn, sets=as_json(sets), type=kind, token=claims[0].token, until=claims[0].until, lease=lease)
+        _TAKE.for_rows(conn, sets, type=kind, token=claims[0].token, until=claims[0].until, lease=lease)
 
 
 def _end_interrupted(conn: Connection, candidates: Sequence[Candidate], *, now: int) -> None:
@@ -377,7 +377,7 @@ def free(conn: Connection, freed: Mapping[str, str | None], *, now: int) -> set[
         left = stopping.positions(alone)
         following, rest = (as_json(left[:1]), as_json(left[1:])) if left else (None, None)
         rows.append({"name": stream, "next": following, "rest": rest})
-    ready = set(_READY(conn, freed=as_json(rows), streams=as_json(sorted(freed)), now=now).scalars())
+    ready = set(_READY.for_rows(conn, rows, now=now).scalars())
     empty = sorted(freed.keys() - ready)
     if empty:
         _EMPTY(conn, streams=as_json(empty))

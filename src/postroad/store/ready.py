@@ -61,7 +61,7 @@ SELECT host, head FROM (
 """)
 
 
-class Due(moves.Standing, frozen=True, kw_only=True):
+class Due(moves.Standing, frozen=True, kw_only=True, array_like=True):
     """A dispatch that is due, with what its sender needs."""
 
     version: int

@@ -6,20 +6,19 @@ from sqlalchemy import Connection
 
 from postroad.model.lifecycle import RunEnd
 from postroad.model.rows import EndedRun, RunRow, TurnClaim
-from postroad.store.statements import Statement, as_json
+from postroad.store.statements import Statement
 
 _START = Statement(
     "INSERT INTO {p}runs (run_id, stream, turn_id, attempt, claim_token, started_at) "
-    "SELECT run_id, stream, turn_id, attempt, token, :now FROM "
-    "{rows:runs(run_id text, stream text, turn_id text, attempt int, token text)}"
+    "SELECT new.run_id, new.stream, new.turn_id, new.attempt, new.token, :now FROM "
+    "{rows:new(run_id text, stream text, turn_id text, attempt int, token text)}"
 )
-# The list of names says that each is looked up: a planner that takes the table for empty would read it whole.
 # A claimant that was thought lost and comes back late tells more than whoever took over: it was stale.
 _END = Statement(
-    "UPDATE {p}runs SET ended_at = :now, end_reason = why, error = said "
+    "UPDATE {p}runs SET ended_at = :now, end_reason = ends.why, error = ends.said "
     "FROM {rows:ends(name text, why text, said text)} "
-    "WHERE run_id = name AND run_id {in_list:names} "
-    "AND (end_reason IS NULL OR (end_reason = 'interrupted' AND why = 'stale'))"
+    "WHERE {match:run_id=ends.name} "
+    "AND (end_reason IS NULL OR (end_reason = 'interrupted' AND ends.why = 'stale'))"
 )
 _OF_STREAM = Statement(
     "SELECT run_id, stream, turn_id, attempt, started_at, ended_at, end_reason, error FROM {p}runs "
@@ -42,14 +41,14 @@ def start(conn: Connection, claims: Sequence[TurnClaim], *, now: int) -> None:
             }
             for claim in claims
         ]
-        _START(conn, runs=as_json(rows), now=now)
+        _START.for_rows(conn, rows, now=now)
 
 
 def end(conn: Connection, ends: Sequence[EndedRun], *, now: int) -> None:
     """Write how runs ended; a run that has ended already keeps its end."""
     if ends:
         rows = [{"name": ended.run_id, "why": ended.end, "said": ended.error} for ended in ends]
-        _END(conn, ends=as_json(rows), names=as_json([ended.run_id for ended in ends]), now=now)
+        _END.for_rows(conn, rows, now=now)
 
 
 def of_stream(conn: Connection, stream: str, *, limit: int = 50) -> list[RunRow]:

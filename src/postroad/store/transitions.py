@@ -1,12 +1,13 @@
 """History: one row for each change of a dispatch, written in the transaction that makes the change."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from sqlalchemy import Connection
 
 from postroad.model.lifecycle import Reason, check_edge
 from postroad.model.rows import NewTransition
-from postroad.store.statements import Statement
+from postroad.store.statements import Statement, as_json
 
 STALE = frozenset({Reason.STALE_OK, Reason.STALE_FAILED, Reason.STALE_UNSENT})
 RESOLVED = frozenset({Reason.RESOLVED_SENT, Reason.RESOLVED_DISCARDED})
@@ -22,6 +23,12 @@ FROM {rows:new(entity text, from_status text, to_status text, reason_code text, 
                actor text, evidence text, metadata text)}
 ORDER BY new.ord
 """)
+
+
+@lru_cache(maxsize=256)
+def about(attempt: int, epoch: int) -> str:
+    """What every row says of the attempt that it is about, as `metadata`."""
+    return as_json({"attempt": attempt, "epoch": epoch})
 
 
 def record(conn: Connection, transitions: Sequence[NewTransition], *, now: int) -> None:
