@@ -3,7 +3,9 @@
 import contextlib
 import queue
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 
-from postroad.engine import listener
+from postroad.engine import file_ear, file_watch, listener
 from postroad.engine.listener import Listener, topics_of
 from postroad.engine.wakeups import TOPICS, Topic, Wakeups
 from postroad.model.clock import SECOND
@@ -21,6 +23,7 @@ from postroad.store.database import Database
 
 pytestmark = pytest.mark.acceptance
 WAIT = 20.0
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux's own way to be told of writes")
 
 
 class Station:
@@ -328,7 +331,7 @@ def test_another_connections_commit_wakes_on_sqlite(sqlite_path: Path) -> None:
         with one.database.engine.connect() as conn:
             conn.execute(text("INSERT INTO things VALUES (0)"))
             conn.rollback()
-        threading.Event().wait(5 * listener.CHANGES_EVERY_SECONDS)  # it has looked several times
+        threading.Event().wait(5 * file_ear.CHANGES_EVERY_SECONDS)  # it has looked several times
         assert one.silent("turns")
         with one.database.engine.begin() as conn:
             conn.execute(text("INSERT INTO things VALUES (1)"))
@@ -374,6 +377,111 @@ def test_a_locked_file_does_not_end_the_listener(sqlite_path: Path) -> None:
             conn.execute(text("INSERT INTO things VALUES (1)"))
             assert one.silent("turns")
         one.hear(*TOPICS)
+
+
+def commit(path: Path) -> None:
+    """A commit of another process's, as far as the listener can tell."""
+    other = Database(f"sqlite:///{path}")
+    with other.engine.begin() as conn:
+        conn.execute(text("INSERT INTO things VALUES (1)"))
+    other.close()
+
+
+def count_waits(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[float]":
+    """Each wait for what the kernel tells, by its length."""
+    waits: queue.SimpleQueue[float] = queue.SimpleQueue()
+    wait = file_watch.FileWatch.wait
+
+    def counted(self: file_watch.FileWatch, seconds: float) -> bool:
+        waits.put(seconds)
+        return wait(self, seconds)
+
+    monkeypatch.setattr(file_watch.FileWatch, "wait", counted)
+    return waits
+
+
+@only_linux
+def test_the_kernel_tells_a_quiet_listener(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing was committed for a moment a commit is heard of although no look is due; closing does not wait."""
+    monkeypatch.setattr(file_ear, "WATCHED_EVERY_SECONDS", 10 * WAIT)
+    waits = count_waits(monkeypatch)
+    table_in(sqlite_path)
+    with station(f"sqlite:///{sqlite_path}") as one:
+        for _ in range(2):
+            one.clear()
+            assert waits.get(timeout=WAIT) == 10 * WAIT
+            assert one.silent("turns")
+            commit(sqlite_path)
+            one.hear(*TOPICS)
+        waits.get(timeout=WAIT)
+        one.listener.close()
+        assert "postroad-listener" not in [thread.name for thread in threading.enumerate()]
+
+
+@only_linux
+def test_a_kernel_that_tells_of_nothing_is_not_trusted(
+    sqlite_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A commit that only a look has found is heard of, and from then on the file is looked at as often as without."""
+    monkeypatch.setattr(file_watch, "_MODIFY", 0x400)  # of its deletion only
+    waits = count_waits(monkeypatch)
+    table_in(sqlite_path)
+    with caplog.at_level("INFO", "postroad"), station(f"sqlite:///{sqlite_path}") as one:
+        one.clear()
+        assert waits.get(timeout=WAIT) == file_ear.WATCHED_EVERY_SECONDS
+        commit(sqlite_path)
+        one.hear(*TOPICS)
+        while waits.get(timeout=WAIT) != file_ear.TOLD_LATE_SECONDS:
+            pass
+        for _ in range(2):
+            one.clear()
+            commit(sqlite_path)
+            one.hear(*TOPICS)
+        assert waits.empty()
+    assert [record.message for record in caplog.records] == [
+        "listener: the kernel does not tell of writes to this file; looking oftener"
+    ]
+
+
+def test_a_file_that_cannot_be_watched_is_looked_at(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kernel that tells of writes the listener looks, after a quiet time too."""
+    monkeypatch.setattr(file_ear, "watched", lambda path, also: None)
+    monkeypatch.setattr(file_ear, "QUIET_LOOKS", 3)
+    table_in(sqlite_path)
+    with station(f"sqlite:///{sqlite_path}") as one:
+        for _ in range(2):
+            one.clear()
+            threading.Event().wait(8 * file_ear.QUIET_EVERY_SECONDS)  # it has become quiet
+            assert one.silent("turns")
+            commit(sqlite_path)
+            one.hear(*TOPICS)
+
+
+@only_linux
+def test_a_watch_tells_of_what_comes_after(tmp_path: Path) -> None:
+    """A watch tells once of writes since the last time that it was asked, and not of what was to be forgotten."""
+    file, (one, other) = tmp_path / "log", socket.socketpair()
+    file.write_text("a")
+    with one, other, contextlib.closing(file_watch.FileWatch(str(file), other.fileno())) as watch:
+        assert not watch.wait(0)
+        file.write_text("b")
+        assert watch.wait(WAIT)
+        assert not watch.wait(0)
+        file.write_text("c")
+        watch.forget()
+        assert not watch.wait(0)
+        one.close()
+        began = time.monotonic()
+        assert not watch.wait(WAIT)
+        assert time.monotonic() - began < WAIT
+
+
+@only_linux
+def test_what_is_not_there_cannot_be_watched(tmp_path: Path) -> None:
+    """There is no watch of a file that is missing, and nothing is left open by the attempt."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert file_watch.watched(str(tmp_path / "log"), 0) is None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize(

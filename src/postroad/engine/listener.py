@@ -1,28 +1,25 @@
 """Wake-ups from and for other processes. Losing all of it costs latency only: the loops poll.
 
 On Postgres a connection of its own LISTENs, and carries what this process announces to the others; a query never
-waits for long, since a connection that is half open answers nothing and breaks nothing. On SQLite the file's own
-counter of changes is watched.
+waits for long, since a connection that is half open answers nothing and breaks nothing. On SQLite the file is watched.
 """
 
-import os
 import selectors
 import socket
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from postroad.engine.ears import Deaf, Ear, Unsuited
+from postroad.engine.file_ear import FileEar
 from postroad.engine.telemetry import logger
 from postroad.engine.wakeups import TOPICS, Topic, Wakeups
 from postroad.model.clock import SECOND, Clock, SystemClock
-from postroad.model.errors import DatabaseReplaced, PostroadError
 from postroad.model.retry import Retry
 from postroad.store import dialects
 from postroad.store.database import Database
-from postroad.store.sqlite_file import identity
 
 if TYPE_CHECKING:
     from psycopg import Connection as Psycopg
@@ -32,38 +29,9 @@ COALESCE = SECOND // 200
 PROBE_EVERY = 5 * SECOND
 PROBE_WAIT = 5 * SECOND
 ANSWER_WAIT = 5 * SECOND
-CHANGES_EVERY_SECONDS = 0.015
-# After a second without a commit: a wake-up of the processor is what a look costs most.
-QUIET_EVERY_SECONDS = 0.025
-QUIET_LOOKS = 66
-FRESH_LOOKS = 2
 CLOSE_SECONDS = 5
 AGAIN = Retry(attempts=1, first=0.2, cap=15, jitter=False)
 PROBE = "probe"
-
-
-class Deaf(PostroadError):
-    """The listener's connection carries no notifications."""
-
-
-class Unsuited(PostroadError):
-    """This database's driver has no way to listen."""
-
-
-class Ear(Protocol):
-    """What listens, on one kind of database."""
-
-    def serve(self) -> None:
-        """Listen until `stop`; raises when the connection is lost."""
-
-    def tell(self, topics: frozenset[Topic]) -> None:
-        """Carry an announcement to other processes. From any thread, never waits."""
-
-    def stop(self) -> None:
-        """Have `serve` look at whether it is to end. From any thread."""
-
-    def close(self) -> None:
-        """Let go of what is held besides the connection."""
 
 
 class Listener:
@@ -81,7 +49,7 @@ class Listener:
         """Listen from now on."""
         if self._end is not None:
             return
-        build = SQLiteEar if self._database.is_sqlite else PostgresEar
+        build = FileEar if self._database.is_sqlite else PostgresEar
         ear = build(self._database, self._heard, self._closing, self._clock)
         thread = threading.Thread(target=self._run, args=(ear,), name="postroad-listener", daemon=True)
         end_relay = self._wakeups.relay(ear.tell)
@@ -110,14 +78,14 @@ class Listener:
             self._failures = 0
         self._wakeups.ping(topics)
 
-    def _run(self, ear: "Ear") -> None:
+    def _run(self, ear: Ear) -> None:
         try:
             self._serve(ear)
         finally:
             self._wakeups.hearing = False
             ear.close()
 
-    def _serve(self, ear: "Ear") -> None:
+    def _serve(self, ear: Ear) -> None:
         while not self._closing.is_set():
             try:
                 ear.serve()
@@ -301,69 +269,6 @@ class Line:
             # Not `wait`: a wake-up that comes meanwhile must still be there afterwards.
             with _reading(self._pg.socket) as selector:
                 selector.select(left / SECOND)
-
-
-class SQLiteEar:
-    """Watches the file's counter of commits by others, on a connection of its own.
-
-    What this process writes counts as well: the loops' own connection is another one.
-    """
-
-    def __init__(self, database: Database, heard: Callable[..., None], closing: threading.Event, clock: Clock) -> None:
-        self._engine = database.engine
-        self._heard = heard
-        self._closing = closing
-
-    def tell(self, topics: frozenset[Topic]) -> None:
-        """Nothing to do: the commit itself has changed the file."""
-
-    def stop(self) -> None:
-        """Nothing to do: whoever closes sets the event that `serve` waits on."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def serve(self) -> None:
-        with closing(self._connect()) as connection:
-            path = connection.execute("PRAGMA database_list").fetchone()[2]
-            opened, seen = identity(path), None
-            written: object = ()
-            fresh = 0
-            while not self._closing.is_set():
-                # A commit writes to the log beside the file: where that is as it was, asking costs more than it
-                # tells. Its time is no finer than the kernel's tick, hence one look more.
-                written, before = _last_write(path), written
-                fresh = FRESH_LOOKS if written != before else fresh - 1
-                if fresh > 0:
-                    # fetchall ends the statement: a read left open would hold back checkpoints.
-                    [(changes,)] = connection.execute("PRAGMA data_version").fetchall()
-                    if changes != seen:
-                        seen = changes
-                        self._heard(frozenset(TOPICS))
-                self._closing.wait(QUIET_EVERY_SECONDS if fresh < -QUIET_LOOKS else CHANGES_EVERY_SECONDS)
-                if identity(path) != opened:
-                    raise DatabaseReplaced(path, path=path)
-
-    def _connect(self) -> sqlite3.Connection:
-        path = self._engine.url.database or ""
-        if path and not path.startswith("file:") and not os.path.exists(path):
-            raise Deaf(f"{path} is missing.")  # connecting would create it
-        borrowed = self._engine.pool.recreate().connect()
-        connection = borrowed.driver_connection
-        if not isinstance(connection, sqlite3.Connection):
-            borrowed.invalidate()
-            raise Unsuited("This engine's SQLite library is another one than this process's.")
-        borrowed.detach()
-        return connection
-
-
-def _last_write(path: str) -> tuple[int, int] | None:
-    """When the log beside a SQLite file was written last, and how long it is; None: there is none."""
-    try:
-        found = os.stat(path + "-wal")
-    except FileNotFoundError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
 
 def topics_of(said: str) -> frozenset[Topic]:

@@ -3,15 +3,16 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from postroad.engine.calls import Calls
 from postroad.engine.declarations import Registry
 from postroad.engine.folding import Folding
 from postroad.engine.leases import Keeper
+from postroad.engine.looks import Looks
 from postroad.engine.partials import Partials
 from postroad.engine.telemetry import Telemetry, logger
 from postroad.engine.wakeups import Topic, Wakeups
@@ -25,6 +26,7 @@ from postroad.store.database import Database
 if TYPE_CHECKING:
     from postroad.engine.app import Postroad
 
+R = TypeVar("R")
 POLL = SECOND // 4
 INTERVAL_MAX = 30 * SECOND
 STALLS_MAX = 64
@@ -54,6 +56,10 @@ class Parts:
     counts: Counter[str] = field(default_factory=Counter)
     started: int = 0  # when the process did, by the database's clock
     ending: threading.Event = field(default_factory=threading.Event)  # the process was told to end
+    looks: Looks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.looks = Looks(self.database, self.entropy)
 
     def count(self, name: str, by: int = 1) -> None:
         """Count what happened, for `drain` and for whoever observes."""
@@ -132,6 +138,8 @@ class Loop:
         looks = [lease // 8 for lease in self.leases()]
         self.interval = min([self.interval, *looks])
         self._unproven_max = min(looks, default=ENDLESS)
+        self._rarely = min(self.interval * IDLE_TIMES, self._unproven_max)
+        self._silent_max = min((lease // 7 for lease in self.leases()), default=ENDLESS)
         # Whoever has something to settle must be back before others take over, a third of a lease after a stall.
         self._patience = min([TROUBLE.cap, *looks])
         self.stalls = Stalls(parts.database)
@@ -140,6 +148,7 @@ class Loop:
         self._certain = False  # that a step finds something
         self._next = ENDLESS  # how long after the last look something is due
         self._empty = 0  # looks in a row that found nothing
+        self._idle = False  # it waits for the moment at which all look that are idle
 
     def leases(self) -> Iterable[int]:
         """How long the claims are that this loop takes, in microseconds."""
@@ -186,6 +195,7 @@ class Loop:
             stepped = await self.step() if await self._may_find() else Step.NOTHING
         except Exception as error:
             self._failures += 1
+            self._idle = False
             self.parts.telemetry.emit("loop.error", loop=self.name, error=error, failures=self._failures)
             log = logger.exception if self._failures == 1 else logger.warning
             log("%s: step failed (%d in a row): %s", self.name, self._failures, error)
@@ -204,7 +214,8 @@ class Loop:
         nothing: only a step shows a stall, so there is one as often as stalls must be noticed.
         """
         self._next = ENDLESS
-        if self._certain or self.stalls.silent() >= self._unproven_max:
+        unproven = self._unproven()
+        if self._certain or (unproven and not self._idle):
             self._next = self.interval // 8  # what is to come is not known: look soon, but not after every step
             if self._certain:
                 self._empty = 0
@@ -212,14 +223,26 @@ class Loop:
         at = await self.due()
         self._next = ENDLESS if at is None else at - self.parts.database.clock.wall()
         self._empty = 0 if self._next <= 0 else self._empty + 1
-        return self._next <= 0
+        return unproven or self._next <= 0
+
+    def _unproven(self) -> bool:
+        """Whether to step if only to show a stall: an idle loop does where the next time it looks would be too late."""
+        silent = self.stalls.silent()
+        return silent + self._rarely > self._silent_max if self._idle else silent >= self._unproven_max
 
     def _wait(self) -> int:
         """How long to wait after a step, in microseconds: not beyond what is known to come."""
-        idle = self._empty >= IDLE_AFTER and self.parts.wakeups.hearing
-        pause = min(self.interval * IDLE_TIMES, self._unproven_max) if idle else self.interval
-        pause = round(pause * (0.8 + 0.4 * self.parts.entropy.fraction()))
+        pause = round(self.interval * (0.8 + 0.4 * self.parts.entropy.fraction()))
+        self._idle = False
+        if self._empty >= IDLE_AFTER and self.parts.wakeups.hearing:
+            rest = self.parts.looks.wait(self._rarely)
+            self._idle = self.stalls.silent() + rest <= self._silent_max
+            pause = rest if self._idle else pause
         return min(pause, self._next) if self._next > 0 else pause
+
+    async def _read(self, fn: Callable[..., R], *args: Any) -> R:
+        """Ask when something is due: an idle loop does together with the others that are."""
+        return await (self.parts.looks.read(fn, *args) if self._idle else self.parts.database.aread(fn, *args))
 
     async def _pause(self, stopping: asyncio.Future[Any], length: int) -> None:
         if length == 0 or (self._woken.is_set() and not self._failures):

@@ -35,7 +35,7 @@ class Pump(Loop):
     async def due(self) -> int | None:
         if self._ringing is not None:
             return AT_ONCE
-        known = await self.parts.database.aread(due.moments)
+        known = await self._read(due.moments)
         wait = self._sweep.wait()
         sweep = None if wait is None else self.parts.database.clock.wall() + wait
         return min((at for at in (known, sweep) if at is not None), default=None)

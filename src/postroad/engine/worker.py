@@ -93,7 +93,7 @@ class Worker(Loop):
         if self._solitary or self._unanswered:
             return AT_ONCE
         wanted = {decider.stream_type for decider, *_ in self._wants()}
-        found = await self.parts.database.aread(due.streams, list(self.parts.registry.deciders))
+        found = await self._read(due.streams, list(self.parts.registry.deciders))
         self._asked = True
         if any(of_type.stopped for of_type in found.values()):
             await self._see_to_stops()
