@@ -486,6 +486,50 @@ class TestCancelled(GroupContract):
         assert waiting_events(database) == [f"e{n}" for n in range(5)]
 
 
+# Who is called
+
+
+def test_a_call_that_has_not_begun_stands_for_those_after_it() -> None:
+    """In the lane of groups, and nowhere else; one that has begun may have missed what came after."""
+    threads, go_on, began = Threads(plain=1), threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def first() -> None:
+        calls.append("first")
+        began.set()
+        go_on.wait(SECONDS)
+
+    one = threads.submit(first, lane="group")
+    began.wait(SECONDS)
+    others = [threads.submit(lambda: calls.append("again"), lane="group") for _ in range(3)]
+    for _ in range(2):
+        threads.submit(lambda: calls.append("plain"))
+    go_on.set()
+    threads.close()
+    assert calls == ["first", "again", "plain", "plain"]
+    assert one not in others
+    assert len(set(others)) == 1
+
+
+class TestCalls(GroupContract):
+    """Members without a call of their own."""
+
+    @pytest.mark.parametrize("lanes", [{"plain": 1}, {"plain": 2, "group": 2}], ids=["one lane", "two threads"])
+    def test_more_than_a_group_is_written_to_the_last(self, database: Database, lanes: dict[str, int]) -> None:
+        """Whoever takes a group sees to what it leaves, while the writers of others are held up too."""
+        executor = Threads(**lanes)
+        busy = Database(database.engine, schema=database.schema, clock=database.clock, executor=executor)
+        held = threading.Event()
+        for _ in range(2):
+            executor._lanes.get("group", executor._plain).submit(held.wait, SECONDS)
+        waiting = [busy._join(BEGIN, block(note(n))) for n in range(3 * groups.GROUP_MAX + 1)]
+        with counted(database) as commits:
+            held.set()
+            assert all(each.result(SECONDS).published[0].created for each in waiting)
+        assert len(commits) == 4
+        busy.close()
+
+
 # The end
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -215,8 +216,11 @@ class Database:
         return member.answer
 
     def _run_group(self) -> None:
-        """Write what waits. There is a call for each member, so that none is left; most of them find nothing."""
+        """Write what waits. There is a call for whatever a group leaves, so that no member is left."""
         members = self._waiting.take()
+        if self._waiting and self._executor.shares_calls:
+            with suppress(RuntimeError):  # closed; `close` writes what is left
+                self._executor.submit(self._run_group, lane="group")
         for member in self._write_group(members):
             try:
                 self._executor.submit(partial(self._write_alone, member), lane="alone")

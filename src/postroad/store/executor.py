@@ -1,9 +1,10 @@
 """The one seam through which every transaction of ours goes."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 R = TypeVar("R")
 Lane = Literal["plain", "urgent", "group", "alone"]
@@ -12,8 +13,11 @@ Lane = Literal["plain", "urgent", "group", "alone"]
 class Executor(Protocol):
     """Runs whole transactions. Urgent ones (renewals, settles) have a lane of their own.
 
-    So have groups, and those whose members wait for somebody else's lock and must be written alone.
+    So have groups, and those whose members wait for somebody else's lock and must be written alone. `shares_calls`: in
+    the lane of groups a call that has not begun stands for all that come after it, so that one may be too few.
     """
+
+    shares_calls: bool
 
     def submit(self, call: Callable[[], R], *, lane: Lane = "plain") -> Future[R]:
         """Run the call, at once or in another thread."""
@@ -24,6 +28,8 @@ class Executor(Protocol):
 
 class Inline:
     """Runs each call at once in the caller's thread: deterministic, for tests, simulation and small tools."""
+
+    shares_calls = False
 
     def submit(self, call: Callable[[], R], *, lane: Lane = "plain") -> Future[R]:
         future: Future[R] = Future()
@@ -43,6 +49,8 @@ class Threads:
     A lane without threads of its own uses the plain ones. The fewer threads groups have, the larger they get.
     """
 
+    shares_calls = True
+
     def __init__(self, *, plain: int, urgent: int = 0, group: int = 0, alone: int = 0) -> None:
         self._plain = ThreadPoolExecutor(plain, thread_name_prefix="postroad-db")
         self._lanes = {
@@ -50,9 +58,22 @@ class Threads:
             for lane, threads in (("alone", alone), ("urgent", urgent), ("group", group))
             if threads
         }
+        self._shared: Future[Any] | None = None  # the call of the lane of groups that has not begun
+        self._sharing = threading.Lock()
 
     def submit(self, call: Callable[[], R], *, lane: Lane = "plain") -> Future[R]:
-        return self._lanes.get(lane, self._plain).submit(call)
+        pool = self._lanes.get(lane, self._plain)
+        if lane != "group":
+            return pool.submit(call)
+        with self._sharing:  # each has put down what is to be written before it comes here
+            if self._shared is None:
+                self._shared = pool.submit(self._begin, call)
+            return self._shared
+
+    def _begin(self, call: Callable[[], R]) -> R:
+        with self._sharing:
+            self._shared = None
+        return call()
 
     def close(self) -> None:
         # Groups first: what must be written alone is handed on.
