@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -451,10 +452,37 @@ def test_a_file_that_cannot_be_watched_is_looked_at(sqlite_path: Path, monkeypat
     with station(f"sqlite:///{sqlite_path}") as one:
         for _ in range(2):
             one.clear()
-            threading.Event().wait(8 * file_ear.QUIET_EVERY_SECONDS)  # it has become quiet
+            threading.Event().wait(20 * file_ear.QUIET_EVERY_SECONDS)  # it has become quiet
             assert one.silent("turns")
             commit(sqlite_path)
             one.hear(*TOPICS)
+
+
+def test_what_is_told_counts_more_than_the_logs_time(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit within the tick of the look before it, which leaves the log's time as it was, is found if it is told."""
+    monkeypatch.setattr(file_ear, "_last_write", lambda path: (1, 2, 3))
+    table_in(sqlite_path)
+    with contextlib.closing(sqlite3.connect(sqlite_path)) as connection:
+        looks = file_ear._Looks(connection, f"{sqlite_path}-wal")
+        for _ in range(1 + file_ear.FRESH_LOOKS):
+            looks.changed(told=False)
+        commit(sqlite_path)
+        assert not looks.changed(told=False)
+        assert looks.changed(told=True)
+        assert not looks.changed(told=True)
+
+
+def test_a_commit_that_takes_the_disk_long_is_found(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that ends long after its last write to the log, when nothing is fresh, is found by a rare look."""
+    monkeypatch.setattr(file_ear, "_last_write", lambda path: (1, 2, 3))
+    table_in(sqlite_path)
+    with contextlib.closing(sqlite3.connect(sqlite_path)) as connection:
+        looks = file_ear._Looks(connection, f"{sqlite_path}-wal")
+        for _ in range(1 + file_ear.FRESH_LOOKS):
+            looks.changed(told=False)
+        commit(sqlite_path)
+        assert looks.changed(told=False, surely=True)
+        assert looks.quiet > 0, "nothing was written that the kernel could have told of"
 
 
 @only_linux

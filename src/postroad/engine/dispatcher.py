@@ -99,7 +99,7 @@ class Dispatcher(Loop):
             return AT_ONCE
         self._look_for_room()
         names = [name for sender, *_ in self._wants() for name in sender.kind.names]
-        found = await self.parts.database.aread(due.sends, names) if names else None
+        found = await self._read(due.sends, names) if names else None
         return min((at for at in (found, *self._held.values()) if at is not None), default=None)
 
     async def step(self) -> Step:

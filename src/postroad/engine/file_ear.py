@@ -10,7 +10,6 @@ import os
 import socket
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -27,11 +26,12 @@ CHANGES_EVERY_SECONDS = 0.015
 # After a second without a commit, where nobody tells: a wake-up of the processor is what a look costs most.
 QUIET_EVERY_SECONDS = 0.025
 QUIET_LOOKS = 66
-# Where the kernel tells, after a tenth of a second; a look then is there to find out that it doesn't.
+# Where the kernel tells, as soon as nothing is fresh; a look then is there to find out that it doesn't.
 WATCHED_EVERY_SECONDS = 0.25
-WATCHED_LOOKS = 7
+TOLD_AGAIN_SECONDS = 0.004  # it tells when a commit begins
 TOLD_LATE_SECONDS = 0.005
-FRESH_LOOKS = 2
+# The time of a write is no finer than the kernel's tick, and a commit ends when the disk has it, some time later.
+FRESH_LOOKS = 8
 
 
 class FileEar:
@@ -62,13 +62,13 @@ class FileEar:
             opened, looks = identity(path), _Looks(connection, path + "-wal")
             looks.changed(told=True)  # from now on there is a log to be watched
             self._heard(frozenset(TOPICS))
-            with closing(_Rests(watched(path + "-wal", self._ended.fileno()))) as rests:
+            with closing(_Rests(watched(path + "-wal", self._ended.fileno()), self._closing)) as rests:
                 while not self._closing.is_set():
                     told = rests.rest(looks.quiet)
                     if identity(path) != opened:
                         raise DatabaseReplaced(path, path=path)
-                    if looks.changed(told=told):
-                        rests.found()
+                    if looks.changed(told=told, surely=rests.long):
+                        rests.found(new=looks.quiet < 0)
                         self._heard(frozenset(TOPICS))
 
     def _connect(self) -> sqlite3.Connection:
@@ -96,17 +96,16 @@ class _Looks:
 
     @property
     def quiet(self) -> int:
-        """How many looks there were since the last one at a log that had been written to."""
+        """How many looks there were since the last at what was fresh; below 0: it still is, the log was written to."""
         return -self._fresh
 
-    def changed(self, *, told: bool) -> bool:
-        """Whether they have; `told`: somebody says that the log was written to."""
-        # A commit writes to the log beside the file: where that is as it was, asking costs more than it tells. Its
-        # time is no finer than the kernel's tick, hence one look more.
+    def changed(self, *, told: bool, surely: bool = False) -> bool:
+        """Whether they have; `told`: the log is said to be written to; `surely`: ask whatever it looks like."""
+        # A commit writes to the log beside the file: where that is as it was, asking costs more than it tells.
         written, before = _last_write(self._log), self._written
         self._written = written
         self._fresh = FRESH_LOOKS if told or written != before else self._fresh - 1
-        if self._fresh <= 0:
+        if self._fresh <= 0 and not surely:
             return False
         # fetchall ends the statement: a read left open would hold back checkpoints.
         [(count,)] = self._connection.execute("PRAGMA data_version").fetchall()
@@ -117,25 +116,31 @@ class _Looks:
 class _Rests:
     """Waits from one look to the next: shortly, or as long as the kernel, in which we trust, tells of nothing."""
 
-    def __init__(self, watch: FileWatch | None) -> None:
+    def __init__(self, watch: FileWatch | None, closing: threading.Event) -> None:
         self._watch = watch
-        self._untold = False
+        self._closing = closing
+        self._told = False
+        self.long = False
+        """Whether the last one was a wait for the kernel's word."""
 
     def rest(self, quiet: int) -> bool:
         """Wait, after so many looks at a log that was as it had been; whether it is said to be written to."""
-        if self._watch is not None and quiet > WATCHED_LOOKS:
-            told = self._watch.wait(WATCHED_EVERY_SECONDS)
-            self._untold = not told
-            return told
-        if self._watch is not None and quiet == WATCHED_LOOKS:
-            self._watch.forget()  # there is another look before we wait for what is told now
-        time.sleep(QUIET_EVERY_SECONDS if quiet > QUIET_LOOKS else CHANGES_EVERY_SECONDS)
-        self._untold = False
-        return False
+        before, self._told = self._told, False
+        self.long = self._watch is not None and quiet > 0
+        if self._watch is not None and quiet > 0:
+            self._told = self._watch.wait(WATCHED_EVERY_SECONDS)
+        elif before:
+            self._closing.wait(TOLD_AGAIN_SECONDS)
+        else:
+            if self._watch is not None and quiet == 0:
+                self._watch.forget()  # there is another look before we wait for what is told now
+            self._closing.wait(QUIET_EVERY_SECONDS if quiet > QUIET_LOOKS else CHANGES_EVERY_SECONDS)
+        return self._told
 
-    def found(self) -> None:
-        """A look has found a commit: if the kernel should have told of it and does not even now, it never will."""
-        if self._watch is not None and self._untold and not self._watch.wait(TOLD_LATE_SECONDS):
+    def found(self, *, new: bool) -> None:
+        """A look has found a commit, with a `new` write: what the kernel does not tell of even now it never will."""
+        silent = self.long and new and not self._told
+        if self._watch is not None and silent and not self._watch.wait(TOLD_LATE_SECONDS):
             logger.info("listener: the kernel does not tell of writes to this file; looking oftener")
             self.close()
 
