@@ -494,6 +494,35 @@ def test_a_read_cannot_write(database: Database) -> None:
     assert database.read(streams) == {}
 
 
+def test_reads_and_writes_take_turns(database: Database) -> None:
+    """Whoever has read may write next, whichever thread or connection it is given."""
+    for number in range(20):
+        database.transact(add, f"r{number}")
+        assert len(database.read(streams)) == number + 1
+    with pytest.raises(DBAPIError):
+        database.read(add, "no")
+    database.transact(add, "last")
+    assert sorted(database.read(streams))[:1] == ["last"]
+
+
+@pytest.mark.parametrize("way", ["plain", "urgent", "read"])
+@pytest.mark.parametrize("url", ["postgresql+psycopg://nobody@127.0.0.1:1/none", "sqlite:////nowhere/none.db"])
+def test_what_cannot_be_reached_is_away(url: str, way: str) -> None:
+    """However we come to a connection, on our engine or on the user's, there being none is told in one way."""
+    engine = create_engine(url)
+    if engine.dialect.name == "sqlite":
+        postroad.sqlite.configure(engine)
+    for given in (url, engine):
+        database = Database(given)
+        with pytest.raises(DBAPIError) as told:
+            if way == "read":
+                database.read(lambda conn: None)
+            else:
+                database.transact(lambda conn, *, now: None, urgent=way == "urgent")
+        assert dialects.is_away(told.value)
+        database.close()
+
+
 @on_sqlite
 def test_a_read_does_not_wait_for_a_writer(database: Database) -> None:
     """Beside an open transaction that has written, a read goes through at once and sees what was before."""

@@ -65,7 +65,8 @@ def walks(plan: str) -> list[str]:
         for place in places
         if re.search(r"Seq Scan on (\w+\.)?postroad", place)
         or re.search(
-            r"^SCAN (?!q USING (COVERING )?INDEX postroad_queues_parked|json_each|win|walk|front|cut|\(subquery|CONST)",
+            r"^SCAN (?!q USING (COVERING )?INDEX postroad_queues_parked|json_each|win|walk|front|cut|found$"
+            r"|\(subquery|CONST)",
             place,
         )
         or (

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -23,6 +23,7 @@ from postroad.model.ids import check_schema
 from postroad.store import dialects, groups
 from postroad.store.executor import Executor, Inline, Threads, outcome
 from postroad.store.groups import Item, Member, Verb, Waiting
+from postroad.store.sqlite_reads import readers
 from postroad.store.statements import SCHEMA_OPTION
 
 R = TypeVar("R")
@@ -118,7 +119,8 @@ class Database:
         # On the user's engine: handlers may hold its every connection for longer than a lease, and what is urgent
         # must not wait for them. The pool's own way to connect, beside the pool; as many as there are urgent threads.
         self._beside = None if self._owns_engine or self.is_sqlite else self.engine.pool.recreate()
-        self._readers: Executor = self._executor if isinstance(self._executor, Inline) else Threads(plain=2)
+        self._readers: Executor = self._executor if self.inline else Threads(plain=2)
+        self._reading = readers(self.engine) if self.is_sqlite and not self.inline else None
 
     @staticmethod
     def _check(engine: Engine | str | URL) -> Engine:
@@ -195,8 +197,9 @@ class Database:
         while self._waiting:  # their own calls were not taken on any more, or had taken others
             self._run_group()
         self._readers.close()
-        if self._beside is not None:
-            self._beside.dispose()
+        for pool in (self._beside, self._reading):
+            if pool is not None:
+                pool.dispose()
         if self._owns_engine:
             self.engine.dispose()
 
@@ -254,13 +257,8 @@ class Database:
                     raise
         raise AssertionError("unreachable")
 
-    def _connect(self, *, urgent: bool) -> Connection:
-        if urgent and self._beside is not None:
-            return Connection(self.engine, self._beside.connect())
-        return self.engine.connect()
-
     def _once(self, asked: Asked[R]) -> R:
-        with self._connect(urgent=asked.urgent) as conn:
+        with dialects.connect(self.engine, self._beside if asked.urgent else None) as conn:
             dialects.prepare(self.bind(conn), grouped=asked.grouped)
             with conn.begin() as transaction, _Inside():
                 self._follow(conn)
@@ -296,10 +294,10 @@ class Database:
                 self._following.follow(server, asked)
 
     def _read(self, fn: Callable[..., R], args: Any, kwargs: Any) -> R:
-        with self.engine.connect() as conn:
+        with dialects.connect(self.engine, self._reading) as conn:
             dialects.prepare(self.bind(conn), read=True)
             with conn.begin() as transaction, _Inside():
-                with dialects.refusing_writes(conn):
+                with nullcontext() if self._reading is not None else dialects.refusing_writes(conn):
                     result = fn(conn, *args, **kwargs)
                 transaction.commit()  # nothing was written; a ROLLBACK would forget what is prepared
             return result

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Pool, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
@@ -136,6 +136,18 @@ def check_engine(engine: object) -> Engine:
     if engine.dialect.name not in ("sqlite", "postgresql"):
         raise InvalidInput(f"database must be sqlite or postgresql, got {engine.dialect.name}.", field="database")
     return engine
+
+
+def connect(engine: Engine, beside: Pool | None) -> Connection:
+    """A connection of this engine, or of a pool beside it; where there is none to be had, it is SQLAlchemy's error."""
+    if beside is None:
+        return engine.connect()
+    dialect: Any = engine.dialect
+    base = dialect.loaded_dbapi.Error
+    try:
+        return Connection(engine, beside.connect())
+    except base as error:
+        raise DBAPIError.instance(None, None, error, base, hide_parameters=True, dialect=dialect) from error
 
 
 def configure_sqlite(engine: Engine) -> Engine:

@@ -1,6 +1,9 @@
 """Everything that can be known of a run at one moment: the tables, the sink, the clients' ledger."""
 
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -30,18 +33,27 @@ _ORDER = {
 }  # fmt: skip
 _SELECT = {name: Statement(f"SELECT * FROM {{p}}{name} ORDER BY {_ORDER[name]}") for name in TABLES}
 
-_PARKED = text(
+_PARKED = Statement(
     "SELECT q.stream, (SELECT count(*) FROM postroad_inbox i WHERE i.stream = q.stream AND i.reason IS NULL) "
     "FROM postroad_queues q LEFT JOIN postroad_streams s ON s.id = q.stream "
     "WHERE q.state = 'parked' AND s.deleted_at IS NULL ORDER BY q.stream"
 )
-_ARMED_CRONS = text("SELECT count(*) FROM postroad_timers WHERE status = 'armed' AND stream LIKE 'cron:%'")
-_UNRUNG = text(
+_ARMED_CRONS = Statement("SELECT count(*) FROM postroad_timers WHERE status = 'armed' AND stream LIKE 'cron:%'")
+_UNRUNG = Statement(
     "SELECT EXISTS (SELECT 1 FROM postroad_queues) OR EXISTS (SELECT 1 FROM postroad_alerts WHERE rung_at IS NULL)"
 )
-_TOMBSTONES = Statement("SELECT * FROM {p}tombstones ORDER BY scope, key")
-_AUDIT = Statement("SELECT * FROM {p}audit ORDER BY id")
-_OPERATIONS = Statement("SELECT * FROM {p}operations ORDER BY turn_id, ordinal")
+_OPERATED = {
+    "beside": Statement("SELECT * FROM sim_beside ORDER BY rowid"),
+    "opened": Statement("SELECT * FROM sim_opened ORDER BY rowid"),
+    "ends": Statement("SELECT * FROM sim_ended ORDER BY rowid"),
+    "purged": Statement("SELECT * FROM sim_purged ORDER BY id"),
+    "tombstones": Statement("SELECT * FROM {p}tombstones ORDER BY scope, key"),
+    "audit": Statement("SELECT * FROM {p}audit ORDER BY id"),
+    "operations": Statement("SELECT * FROM {p}operations ORDER BY turn_id, ordinal"),
+    "deleted": Statement("SELECT * FROM sim_deleted ORDER BY stream"),
+    "late": Statement("SELECT * FROM sim_late ORDER BY rowid"),
+}
+_BEGAN = Statement("SELECT run_id FROM {p}runs ORDER BY rowid")
 _OUTBOX = [column.name for column in schema.outbox.columns]
 
 # What the product's own tables don't keep, or only as the product says it: the place in the inbox of each event
@@ -211,16 +223,20 @@ def about(step: Any) -> dict[str, Any]:
 
 def grouped(rows: Rows, *names: str) -> dict[Any, Rows]:
     """Rows by the value of a column, or by the values of several."""
-    found: dict[Any, Rows] = {}
+    value: Callable[[Any], Any] = attrgetter(*names)
+    found: defaultdict[Any, Rows] = defaultdict(list)
     for row in rows:
-        values = tuple(getattr(row, name) for name in names)
-        found.setdefault(values[0] if len(names) == 1 else values, []).append(row)
-    return found
+        found[value(row)].append(row)
+    return dict(found)
 
 
 def tables(conn: Connection) -> dict[str, Any]:
     """All rows of the product's tables as one read transaction sees them."""
-    return {name: list(select(conn)) for name, select in _SELECT.items()}
+    return _all(conn, _SELECT)
+
+
+def _all(conn: Connection, selects: Mapping[str, Statement]) -> dict[str, Any]:
+    return {name: select(conn).all() for name, select in selects.items()}
 
 
 def left_over(conn: Connection) -> tuple[int, dict[str, int]]:
@@ -228,13 +244,13 @@ def left_over(conn: Connection) -> tuple[int, dict[str, int]]:
 
     Crons have their timers armed for ever, and what is parked waits for a person.
     """
-    parked: dict[str, int] = dict(conn.execute(_PARKED).all())
-    return moments.waiting(conn) - int(conn.execute(_ARMED_CRONS).scalar_one()) - sum(parked.values()), parked
+    parked: dict[str, int] = dict(_PARKED(conn).all())
+    return moments.waiting(conn) - int(_ARMED_CRONS(conn).scalar_one()) - sum(parked.values()), parked
 
 
 def unrung(conn: Connection) -> bool:
     """Whether an alert has not rung, or a stream is in somebody's hands."""
-    return bool(conn.execute(_UNRUNG).scalar_one())
+    return bool(_UNRUNG(conn).scalar_one())
 
 
 def everything(conn: Connection) -> dict[str, Any]:
@@ -244,18 +260,7 @@ def everything(conn: Connection) -> dict[str, Any]:
 
 def operated(conn: Connection) -> dict[str, Any]:
     """What the simulation alone looks at: operators, calls, delegations, crons, deletions, runs as they began."""
-    return {
-        "beside": list(conn.execute(text("SELECT * FROM sim_beside ORDER BY rowid"))),
-        "opened": list(conn.execute(text("SELECT * FROM sim_opened ORDER BY rowid"))),
-        "ends": list(conn.execute(text("SELECT * FROM sim_ended ORDER BY rowid"))),
-        "purged": list(conn.execute(text("SELECT * FROM sim_purged ORDER BY id"))),
-        "tombstones": list(_TOMBSTONES(conn)),
-        "audit": list(_AUDIT(conn)),
-        "operations": list(_OPERATIONS(conn)),
-        "deleted": list(conn.execute(text("SELECT * FROM sim_deleted ORDER BY stream"))),
-        "late": list(conn.execute(text("SELECT * FROM sim_late ORDER BY rowid"))),
-        "began": list(conn.execute(text("SELECT run_id FROM postroad_runs ORDER BY rowid")).scalars()),
-    }
+    return _all(conn, _OPERATED) | {"began": _BEGAN(conn).scalars()}
 
 
 def instruments(conn: Connection) -> dict[str, Any]:

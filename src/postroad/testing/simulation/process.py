@@ -15,10 +15,11 @@ from postroad.model.clock import SECOND, FakeClock
 from postroad.model.dispatches import Alert, Dispatch
 from postroad.model.entropy import SeededEntropy
 from postroad.store.database import Database
+from postroad.testing.simulation.connections import Shelf
 from postroad.testing.simulation.ledger import ReportCall
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.outages import Outages
-from postroad.testing.simulation.stepped import Shelf, SteppedCalls, SteppedDatabase, SteppedHub, SteppedKeeper
+from postroad.testing.simulation.stepped import SteppedCalls, SteppedDatabase, SteppedHub, SteppedKeeper
 from postroad.testing.simulation.toolbox import Handled, Who
 from postroad.testing.simulation.toolbox import World as Tools
 from postroad.testing.simulation.workload import SECRET, Message, Outside, declare
@@ -147,6 +148,10 @@ class Process:
         await self.runtime.run(self.stop)
         self.post.hub().close()  # whoever still waits is told
 
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """A task of the process is over."""
+        self.tasks.pop(task, None)
+
     def check_alive(self) -> None:
         """Raise Crash in whatever a dead process still tries to do."""
         if self.dead:
@@ -154,7 +159,8 @@ class Process:
 
     def at_statement(self, sql: str) -> None:
         """A statement is about to run: may raise Crash."""
-        self.check_alive()
+        if self.dead:
+            raise Crash
         self.world.at_statement(self, sql)
 
     def shelf(self) -> Shelf:
@@ -170,7 +176,7 @@ class Process:
 
     def pause(self) -> float:
         """For how many seconds the process is stopped (SIGSTOP)."""
-        return max(0, self.paused_until - self.world.clock.monotonic()) / SECOND
+        return max(0, self.paused_until - self.world.clock.monotonic()) / SECOND if self.paused_until else 0
 
     def waits(self) -> tuple[float, float]:
         """The waits before and after a transaction, in seconds."""

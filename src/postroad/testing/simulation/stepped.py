@@ -1,11 +1,9 @@
 """What a simulated process does itself where a real one has threads: its transactions, calls and renewals."""
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import event
@@ -20,6 +18,7 @@ from postroad.model.clock import SECOND, Clock
 from postroad.store.database import Asked, Database, Lock
 from postroad.store.executor import Inline, Lane, outcome
 from postroad.store.groups import Item, Member, Verb
+from postroad.testing.simulation.connections import Kept, Shelf, SteppedConnection
 
 R = TypeVar("R")
 RENEW_EVERY_SECONDS = 1.0
@@ -52,6 +51,38 @@ class Place(Protocol):
         """So many members are about to be written in one transaction."""
 
 
+class Onlooker:
+    """Whoever is no process: never dies, never waits, and begins nothing."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def check_alive(self) -> None:
+        """It always is."""
+
+    def at_statement(self, sql: str) -> None:
+        """Nothing happens there."""
+
+    def shelf(self) -> Shelf:
+        """Where its connection goes."""
+        return self._shelf
+
+    def pause(self) -> float:
+        """It is never stopped."""
+        return 0
+
+    def waits(self) -> tuple[float, float]:
+        """There are none."""
+        return 0, 0
+
+    def gathers(self) -> float:
+        """It writes nothing."""
+        return 0
+
+    def grouped(self, members: int) -> None:
+        """It writes nothing."""
+
+
 class _Executor(Inline):
     """Runs transactions at once, and groups later: what comes meanwhile joins them."""
 
@@ -80,6 +111,12 @@ class SteppedDatabase(Database):
         event.listen(self.engine, "connect", self._connected)
         event.listen(self.engine, "checkin", _let_go)
         event.listen(self.engine, "close", _let_go)
+        self._kept = Kept(self.engine)
+        vars(self.engine)["connect"] = self._kept.connect
+
+    def close(self) -> None:
+        self._kept.close()
+        super().close()
 
     def transact(
         self, fn: Callable[..., R], *args: Any, lock: Lock | None = None, urgent: bool = False, **kwargs: Any
@@ -139,7 +176,7 @@ class SteppedDatabase(Database):
             await outcome(going)
 
     def _before_connect(self, _dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> Any:
-        parameters["factory"] = _Connection
+        parameters["factory"] = SteppedConnection
         return self._place.shelf().take()
 
     def _connected(self, connection: Any, _record: object) -> None:
@@ -147,81 +184,8 @@ class SteppedDatabase(Database):
         connection.execute("PRAGMA synchronous = OFF")
         # In one thread nobody would ever let go of a lock that somebody waits for.
         connection.execute("PRAGMA busy_timeout = 0")
-        # Whoever had it before may have died while it read.
-        connection.execute("PRAGMA query_only = OFF")
         connection.create_function("sim_now", 0, self.clock.wall)
-        connection.place = self._place
-
-
-class Shelf:
-    """The connections of one run that nobody has now. To open one, and to compile all statements, takes its time."""
-
-    def __init__(self) -> None:
-        self._free: list[_Connection] = []
-        self._over = False
-
-    def take(self) -> "_Connection | None":
-        """One of them, as if it was new."""
-        return self._free.pop() if self._free else None
-
-    def put(self, connection: "_Connection") -> bool:
-        """Lay one aside, unless the run is over; whether that is done."""
-        if not self._over:
-            self._free.append(connection)
-        return not self._over
-
-    def close(self) -> None:
-        """The run is over: close them all."""
-        self._over = True
-        while self._free:
-            self._free.pop().close()
-
-
-class Looker:
-    """Sees whether anything was written to a file since it looked last."""
-
-    def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path)
-        self._version: int | None = None
-
-    def changed(self) -> bool:
-        """Whether it was; the first time that it looks it was."""
-        before, (self._version,) = self._version, self._connection.execute("PRAGMA data_version").fetchone()
-        return self._version != before
-
-    def forget(self) -> None:
-        """Take it for changed the next time."""
-        self._version = None
-
-    def close(self) -> None:
-        """Look no more."""
-        self._connection.close()
-
-
-class _Connection(sqlite3.Connection):
-    """Its statements are where its process may die, once it is open."""
-
-    place: Place | None = None
-
-    def close(self) -> None:
-        place, self.place = self.place, None
-        self.rollback()
-        if place is None or not place.shelf().put(self):
-            super().close()
-
-    def cursor(self, factory: Any = None) -> Any:
-        return super().cursor(_Cursor if self.place else sqlite3.Cursor)
-
-
-class _Cursor(sqlite3.Cursor):
-    connection: _Connection
-
-    def execute(self, sql: str, parameters: Any = (), /) -> "_Cursor":
-        place = self.connection.place
-        assert place is not None
-        place.at_statement(sql)
-        super().execute(sql, parameters)
-        return self
+        connection.of(self._place)
 
 
 def _let_go(connection: Any, _record: object) -> None:

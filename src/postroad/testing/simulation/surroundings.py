@@ -12,13 +12,13 @@ from postroad.engine.wakeups import Topic
 from postroad.model.clock import SECOND, FakeClock, micros
 from postroad.model.dispatches import Alert, Dispatch
 from postroad.model.errors import CommitUnknown
+from postroad.testing.simulation.connections import Shelf
 from postroad.testing.simulation.errands import CREW
 from postroad.testing.simulation.faults import Faults
 from postroad.testing.simulation.options import Options
 from postroad.testing.simulation.outages import Outages
 from postroad.testing.simulation.process import CURRENT, Process
 from postroad.testing.simulation.sink import ENDED, Begun, Sink
-from postroad.testing.simulation.stepped import Shelf
 from postroad.testing.simulation.toolbox import Handled, Who
 from postroad.testing.simulation.workload import Message
 

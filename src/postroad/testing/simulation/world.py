@@ -9,10 +9,9 @@ from typing import Any
 
 from postroad.model.clock import SECOND, FakeClock
 from postroad.model.dispatches import Dispatch
-from postroad.store.database import Database
-from postroad.store.executor import Inline
 from postroad.testing.simulation.checkers import InvariantBroken, verify
 from postroad.testing.simulation.clients import Clients
+from postroad.testing.simulation.connections import Looker
 from postroad.testing.simulation.history import (
     History,
     everything,
@@ -26,7 +25,7 @@ from postroad.testing.simulation.people import People
 from postroad.testing.simulation.process import CURRENT, Crash, Process
 from postroad.testing.simulation.sink import ENDED
 from postroad.testing.simulation.sometimes import reached
-from postroad.testing.simulation.stepped import Looker
+from postroad.testing.simulation.stepped import Onlooker, SteppedDatabase
 from postroad.testing.simulation.surroundings import Surroundings
 from postroad.testing.simulation.workload import Message
 
@@ -55,7 +54,7 @@ class Run(Surroundings):
         self._looker = Looker(path)
         self._rests = False  # whether nothing waited when it was looked last
         self.seen: History | None = None
-        self._observer = Database(self.url, clock=clock, executor=Inline())
+        self._observer = SteppedDatabase(self.url, clock=clock, place=Onlooker(self.shelf))
 
     async def play(self) -> None:
         """Raise InvariantBroken or Unexpected where something is wrong.
@@ -291,5 +290,5 @@ def _owned_task(loop: asyncio.AbstractEventLoop, work: Any, **about: Any) -> asy
     process = CURRENT.get()
     if process is not None:
         process.tasks[task] = None
-        task.add_done_callback(lambda done: process.tasks.pop(done, None))
+        task.add_done_callback(process.ended)
     return task
