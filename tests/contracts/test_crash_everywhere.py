@@ -239,7 +239,8 @@ def test_these_are_all_their_statements(database: Database, clock: FakeClock, mo
     for verb in VERBS.values():
         answer(verb, scene)
         striking.restore(database)
-    assert {f"{_short(module)}.{name}" for module in MODULES for name in _missed(module, used)} == LOOKS
+    others = "dispatch_claims._CLAIM_AND_RECORD" if database.is_sqlite else "dispatch_claims._CLAIM"
+    assert {f"{_short(module)}.{name}" for module in MODULES for name in _missed(module, used)} == LOOKS | {others}
 
 
 def _short(module: ModuleType) -> str:

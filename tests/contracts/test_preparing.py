@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
-from postroad.store import outbox, preparing
+from postroad.store import dialects, outbox, preparing
 from postroad.store.database import Database
 from postroad.store.executor import Inline
 from postroad.store.statements import Statement
@@ -104,6 +104,34 @@ def test_a_table_that_has_changed_is_not_heard_of(opened: Callable[[], Database]
     fill(database, first=ROUNDS)
     assert database.read(count) == 2 * ROUNDS
     assert prepared(database)
+
+
+@pytest.mark.parametrize("session", ["ours", "a pooler's", "another one"])
+def test_the_planner_is_set_for_what_is_said(
+    opened: Callable[[], Database], monkeypatch: pytest.MonkeyPatch, session: str
+) -> None:
+    """Our transactions that write have plans by indexes only; reads and the user's code those that the server makes."""
+    if session == "a pooler's":
+        monkeypatch.setattr(preparing, "_backend", lambda raw: None)
+    database = opened()
+    fill(database)
+    if session == "another one":
+        forget = "DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; EXECUTE 'RESET enable_seqscan'; END $$"
+        database.transact(lambda conn, *, now: conn.exec_driver_sql(forget))
+        fill(database, first=ROUNDS)
+
+    def planner(conn: Connection) -> str:
+        return str(conn.exec_driver_sql("SHOW enable_seqscan").scalar_one())
+
+    def seen(conn: Connection, *, now: int) -> list[str]:
+        before = planner(conn)
+        with dialects.users_plans(conn):
+            users = planner(conn)
+        return [before, users, planner(conn)]
+
+    for _ in range(2):
+        assert database.transact(seen) == ["off", "on", "off"]
+        assert database.read(planner) == "on"
 
 
 def test_a_refused_transaction_prepares_anew(opened: Callable[[], Database]) -> None:

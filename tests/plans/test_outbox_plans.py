@@ -8,6 +8,8 @@ import pytest
 from sqlalchemy import Connection
 
 from postroad.model.clock import FakeClock
+from postroad.model.lifecycle import Reason, Status
+from postroad.model.rows import NewTransition
 from postroad.store import (
     dialects,
     dispatch_claims,
@@ -55,6 +57,16 @@ GROUPS = [("delivered", FINISHED), ("pending", WAITING), ("delivering", 100)]
 IDS = as_json([f"id/{FINISHED + n}" for n in range(100)])
 KEYS = as_json([f"key/{FINISHED + n}" for n in range(100)])
 HOLDS = as_json([{"subject": f"id/{FINISHED + WAITING + n}", "token": "token"} for n in range(100)])
+CLAIMED = {"ids": IDS, "token": "t", "until": NOW, "attempts_max": 3, "now": NOW}
+STARTED = [
+    NewTransition(
+        entity=f"id/{FINISHED + n}",
+        from_status=Status.PENDING,
+        to_status=Status.DELIVERING,
+        reason_code=Reason.ATTEMPT,
+    )
+    for n in range(100)
+]
 MOVE = {"status": "expired", "due_at": None, "attempt": 1, "first_attempt_at": 1, "max_attempts": 3, "token": None}
 MOVES = [
     {**MOVE, "id": f"id/{FINISHED + n}", "was": "pending", "last_error": "late", "receipt": None} for n in range(100)
@@ -127,7 +139,8 @@ PLANNED = [  # by our own indexes only: their loops tell the planner so
     (due._MOMENTS, {}, "outbox_expires"),
 ]
 TRUSTED = [
-    (dispatch_claims._CLAIM, {"ids": IDS, "token": "t", "until": NOW, "attempts_max": 3, "now": NOW}, "_pkey"),
+    (dispatch_claims._CLAIM, CLAIMED, "_pkey"),
+    (dispatch_claims._CLAIM_AND_RECORD, {**CLAIMED, "rows": STARTED}, "_pkey"),
     (dispatch_claims._CURRENT, {"holds": HOLDS, "now": NOW}, "_pkey"),
     (moves._LOCK, {"ids": IDS}, "_pkey"),
     (moves._UPDATE, {"rows": MOVES[:1], "now": NOW}, "_pkey"),
@@ -164,6 +177,8 @@ def test_a_statement_uses_its_index(
 ) -> None:
     """No hot statement reads what is finished, whatever the planner was told about the tables."""
     if (statement, given, index) in HELD + READ and request.node.callspec.params["database"][1] == "hollow":
+        return
+    if database.is_sqlite and statement is dispatch_claims._CLAIM_AND_RECORD:  # it takes these as two
         return
     with database.engine.connect() as conn:
         database.bind(conn).begin()

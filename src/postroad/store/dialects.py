@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from postroad.model.errors import DatabaseBusy, DatabaseReplaced, InvalidInput, Refused, TransactionAborted
 from postroad.store import preparing, sqlite_file, sqlite_lock, urls
-from postroad.store.statements import OURS_OPTION, READ_OPTION, SCHEMA_OPTION, refusal
+from postroad.store.statements import OURS_OPTION, READ_OPTION, SCHEMA_OPTION, refusal, refusal_of
 
 GROUP_OPTION = "postroad_group"
 TELL_OPTION = "postroad_tell"
@@ -31,9 +31,9 @@ _NOT_OURS = ("bitmapscan", "seqscan", "hashjoin", "mergejoin")
 _DISTRUST = "; ".join(f"SET LOCAL enable_{name} = off" for name in _NOT_OURS)
 _TRUST = "; ".join(f"SET LOCAL enable_{name} TO DEFAULT" for name in _NOT_OURS)
 _DISTRUST_NOW = "SELECT " + ", ".join(f"set_config('enable_{name}', 'off', true)" for name in _NOT_OURS)
+_DISTRUST_SESSION = "; ".join(f"SET enable_{name} = off" for name in _NOT_OURS)
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_BEGIN_WRITE = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_DISTRUST}"
-_BEGIN_GROUP = f"{_BEGIN_WRITE}; SET LOCAL lock_timeout = {LOCK_WAIT_MILLISECONDS}"
+_BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 
 
 def open_engine(database: str | URL) -> Engine:
@@ -69,7 +69,7 @@ def open_engine(database: str | URL) -> Engine:
         hide_parameters=True,
         connect_args={"prepare_threshold": None},  # until it is known that the session is ours
     )
-    preparing.where_sessions_are_ours(engine)
+    preparing.where_sessions_are_ours(engine, _DISTRUST_SESSION)
     event.listen(engine, "begin", _begin_postgres)
     event.listen(engine, "commit", _commit_postgres)
     return engine
@@ -80,7 +80,7 @@ def _begin_postgres(conn: Connection) -> None:
     raw: Any = conn.connection.dbapi_connection
     if not raw.autocommit or not begins_itself(conn):
         return
-    _script(conn, _beginning(conn.get_execution_options()))
+    _script(conn, _beginning(conn))
 
 
 def _commit_postgres(conn: Connection) -> None:
@@ -109,10 +109,13 @@ def begins_itself(conn: Connection) -> bool:
     return bool(options.get(OURS_OPTION)) and "isolation_level" not in options
 
 
-def _beginning(options: Mapping[str, Any]) -> str:
+def _beginning(conn: Connection) -> str:
+    """What begins a transaction. One that writes distrusts; a session of ours does already, as others are told to."""
+    options, distrusts = conn.get_execution_options(), preparing.is_ours(conn)
     if options.get(READ_OPTION):
-        return _BEGIN_READ
-    return _BEGIN_GROUP if options.get(GROUP_OPTION) else _BEGIN_WRITE
+        return f"{_BEGIN_READ}; {_TRUST}" if distrusts else _BEGIN_READ
+    begin = _BEGIN_WRITE if distrusts else f"{_BEGIN_WRITE}; {_DISTRUST}"
+    return f"{begin}; SET LOCAL lock_timeout = {LOCK_WAIT_MILLISECONDS}" if options.get(GROUP_OPTION) else begin
 
 
 def check_source(database: object) -> None:
@@ -143,11 +146,10 @@ def connect(engine: Engine, beside: Pool | None) -> Connection:
     if beside is None:
         return engine.connect()
     dialect: Any = engine.dialect
-    base = dialect.loaded_dbapi.Error
     try:
         return Connection(engine, beside.connect())
-    except base as error:
-        raise DBAPIError.instance(None, None, error, base, hide_parameters=True, dialect=dialect) from error
+    except dialect.loaded_dbapi.Error as error:
+        raise refusal_of(dialect, None, error) from error
 
 
 def configure_sqlite(engine: Engine) -> Engine:

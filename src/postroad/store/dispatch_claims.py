@@ -35,13 +35,16 @@ SELECT value AS kind, head FROM (
 ) AS heads WHERE head IS NOT NULL ORDER BY head
 """)
 
-_CLAIM = Statement("""
+_UPDATE = """
 UPDATE {p}outbox
 SET status = 'delivering', attempt = attempt + 1, claim_token = :token, due_at = :until,
     first_attempt_at = coalesce(first_attempt_at, :now), max_attempts = coalesce(max_attempts, :attempts_max),
     updated_at = :now
 WHERE id {in_list:ids}
-""")
+"""
+_CLAIM = Statement(_UPDATE)
+# Postgres takes both as one statement: each round trip is a tenth of the time from a commit to its send.
+_CLAIM_AND_RECORD = Statement(f"WITH claimed AS ({_UPDATE}) {transitions.INSERT}")
 
 _CURRENT = Statement("""
 SELECT o.id FROM {rows:holds(subject text, token text)}
@@ -160,16 +163,22 @@ def _die(row: Due, policy: SendPolicy, reason: Reason, summary: str, *, error: s
 
 def _start(conn: Connection, rows: Sequence[Due], policy: SendPolicy, *, token: str, now: int) -> None:
     """Start an attempt of each of these rows."""
-    _CLAIM(
-        conn,
-        ids=as_json([row.id for row in rows]),
-        token=token,
-        until=now + policy.lease,
-        attempts_max=policy.retry.attempts,
-        now=now,
-    )
-    failpoint("dispatch.claimed")
-    transitions.record(conn, [_history(row, policy) for row in rows], now=now)
+    history = [_history(row, policy) for row in rows]
+    claim = {
+        "ids": as_json([row.id for row in rows]),
+        "token": token,
+        "until": now + policy.lease,
+        "attempts_max": policy.retry.attempts,
+        "now": now,
+    }
+    if conn.dialect.name == "postgresql":
+        transitions.check(history)
+        _CLAIM_AND_RECORD.for_rows(conn, history, **claim)
+        failpoint("dispatch.claimed")
+    else:
+        _CLAIM(conn, **claim)
+        failpoint("dispatch.claimed")
+        transitions.record(conn, history, now=now)
 
 
 def _history(row: Due, policy: SendPolicy) -> NewTransition:

@@ -228,10 +228,14 @@ class _Built:
 def refusal(conn: Connection, sql: str, error: Exception) -> BaseException:
     """The driver's error as SQLAlchemy tells it. A connection that is lost is found out by SQLAlchemy itself."""
     dialect: Any = conn.dialect
-    raw = conn.connection.dbapi_connection
-    preparing.give_up(raw, error)
-    if dialect.is_disconnect(error, raw, None):
+    preparing.give_up(conn, error)
+    if dialect.is_disconnect(error, conn.connection.dbapi_connection, None):
         conn.exec_driver_sql("SELECT 1")
+    return refusal_of(dialect, sql, error)
+
+
+def refusal_of(dialect: Any, sql: str | None, error: Exception) -> BaseException:
+    """The driver's error as SQLAlchemy tells it; no parameters are shown."""
     return DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, hide_parameters=True, dialect=dialect)
 
 

@@ -14,7 +14,7 @@ RESOLVED = frozenset({Reason.RESOLVED_SENT, Reason.RESOLVED_DISCARDED})
 # Said of a dispatch whose status stays: no edges, and not checked as such.
 WITHOUT_EDGE = STALE | RESOLVED
 
-_INSERT = Statement("""
+INSERT = """
 INSERT INTO {p}transitions
     (entity, from_status, to_status, reason_code, summary, source, actor, evidence, metadata, at)
 SELECT new.entity, new.from_status, new.to_status, new.reason_code, new.summary, new.source, new.actor,
@@ -22,7 +22,8 @@ SELECT new.entity, new.from_status, new.to_status, new.reason_code, new.summary,
 FROM {rows:new(entity text, from_status text, to_status text, reason_code text, summary text, source text,
                actor text, evidence text, metadata text)}
 ORDER BY new.ord
-""")
+"""
+_INSERT = Statement(INSERT)
 
 
 @lru_cache(maxsize=256)
@@ -39,8 +40,13 @@ def record(conn: Connection, transitions: Sequence[NewTransition], *, now: int) 
     Raises:
         IllegalEdge: A dispatch cannot go from that status to that one; nothing was written.
     """
+    check(transitions)
+    if transitions:
+        _INSERT.for_rows(conn, transitions, now=now)
+
+
+def check(transitions: Sequence[NewTransition]) -> None:
+    """Refuse, with IllegalEdge, what `record` refuses; for whoever writes these by a statement of its own."""
     for transition in transitions:
         if transition.reason_code not in WITHOUT_EDGE or transition.from_status != transition.to_status:
             check_edge(transition.from_status, transition.to_status)
-    if transitions:
-        _INSERT.for_rows(conn, transitions, now=now)
