@@ -14,7 +14,7 @@ from postroad.testing.simulation.seeds import Verdict, play, play_twice, shrink
 from postroad.testing.simulation.sometimes import SOMETIMES, unreached
 
 # `make sim SEEDS=300` plays them all, in minutes, and looks whether each state is reached; so does this with as many.
-SEEDS = int(os.environ.get("POSTROAD_TEST_SEEDS", "60"))
+SEEDS = int(os.environ.get("POSTROAD_TEST_SEEDS", "100"))
 ALL = 300
 CHUNK = 10
 
