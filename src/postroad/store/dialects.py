@@ -62,7 +62,6 @@ def open_engine(database: str | URL) -> Engine:
         isolation_level="AUTOCOMMIT",  # as far as the driver knows: `_begin_postgres` begins
         use_native_hstore=False,  # nothing of ours is one; looking for it costs each process a transaction
         pool_size=12,
-        pool_use_lifo=True,  # the session that was used last knows best what is prepared
         max_overflow=4,
         pool_timeout=30,
         # Errors are logged; what they were about, payloads among it, is nobody's business there.
