@@ -458,15 +458,22 @@ def test_a_file_that_cannot_be_watched_is_looked_at(sqlite_path: Path, monkeypat
             one.hear(*TOPICS)
 
 
-def test_what_is_told_counts_more_than_the_logs_time(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit within the tick of the look before it, which leaves the log's time as it was, is found if it is told."""
+@contextlib.contextmanager
+def late_looks(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[file_ear._Looks]:
+    """Looks at a log whose time never changes, after a commit when nothing was fresh any more."""
     monkeypatch.setattr(file_ear, "_last_write", lambda path: (1, 2, 3))
-    table_in(sqlite_path)
-    with contextlib.closing(sqlite3.connect(sqlite_path)) as connection:
-        looks = file_ear._Looks(connection, f"{sqlite_path}-wal")
+    table_in(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        looks = file_ear._Looks(connection, f"{path}-wal")
         for _ in range(1 + file_ear.FRESH_LOOKS):
             looks.changed(told=False)
-        commit(sqlite_path)
+        commit(path)
+        yield looks
+
+
+def test_what_is_told_counts_more_than_the_logs_time(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit within the tick of the look before it, which leaves the log's time as it was, is found if it is told."""
+    with late_looks(sqlite_path, monkeypatch) as looks:
         assert not looks.changed(told=False)
         assert looks.changed(told=True)
         assert not looks.changed(told=True)
@@ -474,13 +481,7 @@ def test_what_is_told_counts_more_than_the_logs_time(sqlite_path: Path, monkeypa
 
 def test_a_commit_that_takes_the_disk_long_is_found(sqlite_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that ends long after its last write to the log, when nothing is fresh, is found by a rare look."""
-    monkeypatch.setattr(file_ear, "_last_write", lambda path: (1, 2, 3))
-    table_in(sqlite_path)
-    with contextlib.closing(sqlite3.connect(sqlite_path)) as connection:
-        looks = file_ear._Looks(connection, f"{sqlite_path}-wal")
-        for _ in range(1 + file_ear.FRESH_LOOKS):
-            looks.changed(told=False)
-        commit(sqlite_path)
+    with late_looks(sqlite_path, monkeypatch) as looks:
         assert looks.changed(told=False, surely=True)
         assert looks.quiet > 0, "nothing was written that the kernel could have told of"
 

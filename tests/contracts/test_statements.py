@@ -1,14 +1,17 @@
 """Statements for many rows: what is the same in all of them is a parameter, and no row comes out otherwise for it."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import Connection
 
 from postroad.model.lifecycle import Reason, Status
 from postroad.model.rows import NewTransition, Settled, Settlement
 from postroad.store import dispatch_claims, outbox, settle, statements, transitions
+from postroad.store.database import Database
 from postroad.store.statements import Statement
 from postroad.testing.contracts.dispatches import dispatch
 from tests.contracts.conftest import Run
@@ -52,6 +55,24 @@ def test_rows_are_written_as_they_are(
     run(transitions.record, rows)
     found = run(lambda conn: HISTORY(conn).mappings())
     assert found == [msgspec.to_builtins(row) for row in rows]
+
+
+def test_a_statement_has_no_end_of_forms(database: Database) -> None:
+    """However many ways there are in which rows can be alike, not each of them is kept; and all are written out."""
+    columns = "abcdefgh"
+    statement = Statement(
+        f"SELECT {', '.join(f'new.{c} AS {c}' for c in columns)} "
+        f"FROM {{rows:new({', '.join(c + ' text' for c in columns)})}} ORDER BY new.ord"
+    )
+    patterns = [columns[: n % 8 + 1] + columns[n // 8 :] for n in range(64)] + list(combinations(columns, 4))
+
+    def every(conn: Connection) -> None:
+        for varying in patterns:
+            rows = [{c: f"{c}{n}" if c in varying else c for c in columns} for n in range(MANY)]
+            assert statement.for_rows(conn, rows).mappings() == rows
+        assert len(statement._forms(conn)) == statements.FORMS_MAX
+
+    database.read(every)
 
 
 def results(how: str, number: int) -> dict[str, Any]:

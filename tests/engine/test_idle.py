@@ -110,6 +110,21 @@ def test_one_who_gives_up_takes_nothing_from_the_others(sqlite_path: Path) -> No
         assert asyncio.run(ask(together)) == 2
 
 
+def test_what_an_earlier_event_loop_has_left_is_nobodys(sqlite_path: Path) -> None:
+    """Questions that were asked as their event loop ended hold up none of the next one."""
+
+    asking: list[asyncio.Task[int]] = []  # it begins, and the transaction that it asks for doesn't any more
+
+    async def ask_and_go(looks: Looks) -> None:
+        asking.append(asyncio.ensure_future(looks.read(number, 1)))
+
+    with reading(sqlite_path) as (database, together):
+        asyncio.run(ask_and_go(together))
+        assert asking[0].cancelled()
+        assert database.reads == 0
+        assert asyncio.run(asyncio.wait_for(together.read(number, 2), 10)) == 2
+
+
 def test_those_who_look_equally_often_look_at_the_same_moments(sqlite_path: Path) -> None:
     """From wherever it is asked the next moment is the same one, and the one after it comes a whole length later."""
     clock = FakeClock()

@@ -40,7 +40,7 @@ class Deadlines:
 
 
 class DeadlinesOfLoops:
-    """The deadlines of each thread's running event loop, by their timeouts in seconds."""
+    """The deadlines of each thread's running event loop, by their timeouts in seconds: those that were declared."""
 
     def __init__(self) -> None:
         self._here = threading.local()

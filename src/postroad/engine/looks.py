@@ -36,7 +36,7 @@ class Looks:
 
     async def read(self, fn: Callable[..., R], *args: Any) -> R:
         """As the database's `aread`, in one transaction with what is asked in the same moment."""
-        if self._answers is None:
+        if self._answers is None or self._answers.done():  # done: its event loop ended before it could begin
             self._answers = asyncio.ensure_future(self._read())
         answers, place = self._answers, len(self._asked)
         self._asked.append(partial(_ask, fn, args))

@@ -42,6 +42,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 Form = Literal["objects", "one"] | tuple[str, ...]
 Row = Any  # a named tuple of the columns that a statement names
 SHARING_ROWS_MIN = 8  # of fewer rows all columns are written out, so that a statement has few forms
+FORMS_MAX = 64  # of a statement: whatever comes after has all its columns written out
 _ROWS = re.compile(r"\{rows:(\w+)\(([^)]*)\)\}")
 _FROM_ROWS = re.compile(r"\bFROM \{rows:(\w+)\(([^)]*)\)\}")
 _MATCH = re.compile(r"\{match:([\w.]+)=(\w+)\.(\w+)\}")
@@ -127,7 +128,7 @@ class Statement:
     def __init__(self, sql: str) -> None:
         self._sql = sql
         self._columns = _row_columns(sql)
-        self._built: dict[tuple[str, str | None, Form], _Built] = {}
+        self._built: dict[tuple[str, str | None], dict[Form, _Built]] = {}
 
     def __call__(self, conn: Connection, **parameters: Any) -> Found:
         return self._for(conn, "objects")(conn, parameters)
@@ -142,7 +143,7 @@ class Statement:
             return self._for(conn, "one")(conn, {**msgspec.to_builtins(rows[0]), **parameters})
         pick: Any = itemgetter if isinstance(rows[0], Mapping) else attrgetter
         values = {column: list(map(pick(column), rows)) for column in self._columns}
-        varying = _varying(values)
+        varying = _varying(values) if len(self._forms(conn)) < FORMS_MAX else self._columns
         shared = msgspec.to_builtins({column: each[0] for column, each in values.items() if column not in varying})
         if conn.dialect.name == "postgresql" or len(varying) == 1:
             lists = {_list_name(column): as_json(values[column]) for column in varying}
@@ -151,11 +152,20 @@ class Statement:
         return self._for(conn, varying)(conn, {**shared, **lists, **parameters})
 
     def _for(self, conn: Connection, form: Form) -> "_Built":
-        key = (conn.dialect.name, conn.get_execution_options().get(SCHEMA_OPTION), form)
-        built = self._built.get(key)
+        forms = self._forms(conn)
+        built = forms.get(form)
         if built is None:
-            built = self._built[key] = _Built(render(self._sql, key[0], key[1], form), conn.dialect)
+            schema = conn.get_execution_options().get(SCHEMA_OPTION)
+            built = forms[form] = _Built(render(self._sql, conn.dialect.name, schema, form), conn.dialect)
         return built
+
+    def _forms(self, conn: Connection) -> "dict[Form, _Built]":
+        """What was built for this dialect and schema."""
+        key = (conn.dialect.name, conn.get_execution_options().get(SCHEMA_OPTION))
+        forms = self._built.get(key)
+        if forms is None:
+            forms = self._built[key] = {}
+        return forms
 
 
 def _row_columns(sql: str) -> tuple[str, ...]:
@@ -332,20 +342,22 @@ def _columns(listed: str) -> list[list[str]]:
 def _postgres_rows(name: str, columns: list[list[str]]) -> str:
     types = {"int": "bigint", "text": 'text COLLATE "C"'}
     record = ", ".join(f"{column} {types[kind]}" for column, kind in columns)
-    names = ", ".join(column for column, _ in columns)
-    return (
-        f"(SELECT {names}, ord - 1 AS ord FROM ROWS FROM (json_to_recordset(CAST(:{name} AS json)) "
-        f"AS ({record})) WITH ORDINALITY AS {name}_rows({names}, ord)) AS {name}"
-    )
+    unfold = f"json_to_recordset(CAST(:{name} AS json)) AS ({record})"
+    return _postgres_unfolded(name, columns, unfold, dict.fromkeys(types, "{0}"))
 
 
 def _postgres_lists(name: str, columns: list[list[str]]) -> str:
     types = {"int": "CAST({0} AS bigint)", "text": '{0} COLLATE "C"'}
     lists = ", ".join(f"json_array_elements_text(CAST(:{_list_name(column)} AS json))" for column, _ in columns)
+    return _postgres_unfolded(name, columns, lists, types)
+
+
+def _postgres_unfolded(name: str, columns: list[list[str]], functions: str, types: Mapping[str, str]) -> str:
+    """What these functions give as a table, each column as its type is got out of it, with the rows' order."""
     picked = ", ".join(f"{types[kind].format(column)} AS {column}" for column, kind in columns)
     names = ", ".join(column for column, _ in columns)
     return (
-        f"(SELECT {picked}, ord - 1 AS ord FROM ROWS FROM ({lists}) WITH ORDINALITY "
+        f"(SELECT {picked}, ord - 1 AS ord FROM ROWS FROM ({functions}) WITH ORDINALITY "
         f"AS {name}_rows({names}, ord)) AS {name}"
     )
 
